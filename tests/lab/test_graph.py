@@ -102,6 +102,7 @@ class Changing(Supervised):
         return super().losses(model, batch)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("way", "says"),
     [
@@ -209,6 +210,7 @@ class Projecting(Supervised):
     def project(self, model: nn.Module) -> None: ...
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("more", "says"),
     [

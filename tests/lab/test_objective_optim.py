@@ -149,6 +149,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.one_quick(3)
 @pytest.mark.parametrize("override", MISTAKES)
 def test_mistakes_are_named(override: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(MISTAKES[override])}"):

@@ -189,6 +189,7 @@ def first_batches(*overrides: str) -> dict[str, dict[str, Tensor]]:
         parts.close()
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("kind", "overrides"),
     [
@@ -217,6 +218,7 @@ def test_no_split_draws_what_another_draws(kind: type | None, overrides: list[st
 RANKS = ("trainer=ddp", "hardware.num_procs=2")
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("kind", "overrides", "said"),
     [
@@ -232,6 +234,7 @@ def test_a_set_that_splits_by_rank_ends_the_run(kind: type, overrides: list[str]
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("kind", "overrides", "said"),
     [

@@ -113,6 +113,7 @@ def zeros(weights: dict[str, Tensor]) -> list[float]:
     return [float((w == 0).float().mean()) for w in weights.values() if w.dim() > 1]
 
 
+@pytest.mark.slow
 class TestPruned(TaskTests):
     """A skipped step, kills, ranks and micro-batches change nothing."""
 

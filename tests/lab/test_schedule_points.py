@@ -52,6 +52,7 @@ def with_epochs(factor: Any, steps: float, ahead: float = 0.0) -> Any:
     return factor
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("overrides", "kind"), [(MILESTONES, MILESTONES_OF_TORCH), (EVERY, EVERY_OF_TORCH)], ids=["milestones", "every"]
 )

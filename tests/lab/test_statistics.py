@@ -59,6 +59,7 @@ def computed(*overrides: str, world: World | None = None) -> tuple[Any, list[str
 IMAGES = np.random.default_rng(1).integers(0, 256, (301, 3, 6, 5), dtype=np.uint8)
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("x", "axes", "dim"),
     [
@@ -130,6 +131,7 @@ class Shared(World):
 TABLES: list[torch.Tensor] = []
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("rows", [5, 501])
 def test_any_number_of_ranks_computes_the_same_bits(tmp_path: Path, size: int, rows: int) -> None:
@@ -293,6 +295,7 @@ def with_inf() -> np.ndarray:
     return x
 
 
+@pytest.mark.one_quick(3)
 @pytest.mark.parametrize(
     ("x", "overrides", "line"),
     [
@@ -328,6 +331,7 @@ class Endless:
             yield {"x": torch.ones(5)}
 
 
+@pytest.mark.slow
 def test_a_stream_ragged_samples_and_parts_are_refused(tmp_path: Path) -> None:
     from samebits.data import Stream
 
@@ -391,6 +395,7 @@ def test_the_columns_follow_the_split(tmp_path: Path) -> None:
     assert (replaced.data.transforms.missing.columns, replaced.data.input_shape) == ([], [5])
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
