@@ -32,7 +32,10 @@ LARGE, SMALL = (3, 224, 224), (3, 32, 32)
 _WINDOW_S = 0.6
 PEERS = list(loader_peers.PEERS)
 # ours / peer, in the order of PEERS; None: a stronger variant of the peer before it, for comparison
-TARGETS = {LARGE: (14, 7, None, 7, None, 8, 11, 20), SMALL: (100, 25, None, 4, None, 18, 60, 200)}
+TARGETS = {
+    LARGE: (14, 7, None, 7, None, 8, 11, None, None, 20),
+    SMALL: (100, 25, None, 4, None, 18, 60, None, None, 200),
+}
 
 
 def open_set(folder: Path) -> Dataset:

@@ -6,6 +6,7 @@ Every way is `open(folder, batch_size, num_workers) -> epoch`, where epoch() ite
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 Epoch = Callable[[], Iterator[Tensor]]
+SMALL_BYTES = 50_000
 
 
 def write(folder: Path, size: int, shape: tuple[int, ...]) -> None:
@@ -52,6 +54,38 @@ def write(folder: Path, size: int, shape: tuple[int, ...]) -> None:
         compressors=None,
     )
     array[:] = values
+    with contextlib.suppress(ImportError):  # then their rows are left out
+        write_datasets(folder, values)
+    with contextlib.suppress(ImportError):
+        write_litdata(folder, values)
+
+
+def write_datasets(folder: Path, values: np.ndarray) -> None:
+    """Write Arrow as `datasets` does: bytes are the fastest to read for small samples, its arrays for large ones."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    small = values[0].nbytes <= SMALL_BYTES
+    kind = datasets.Value("binary") if small else datasets.Array3D(values.shape[1:], "uint8")
+
+    def samples() -> Iterator[dict[str, Any]]:
+        for value in values:
+            yield {"x": value.tobytes() if small else value}
+
+    features = datasets.Features({"x": kind})
+    written = datasets.Dataset.from_generator(samples, features=features, cache_dir=str(folder / "cache"))
+    written.save_to_disk(str(folder / "arrow"))
+
+
+def write_litdata(folder: Path, values: np.ndarray) -> None:
+    """Write chunks of its usual 64 MB."""
+    from litdata.streaming.writer import BinaryWriter
+
+    writer = BinaryWriter(str(folder / "litdata"), chunk_bytes="64MB")
+    for i, value in enumerate(values):
+        writer[i] = {"x": torch.from_numpy(value)}
+    writer.done()
+    writer.merge()
 
 
 class _Lazy(Dataset):
@@ -83,7 +117,7 @@ class KeptH5(_Lazy):
             access.set_sieve_buf_size(0)
             name = str(self.folder / "x.h5").encode()
             self.handle = h5py.File(h5py.h5f.open(name, h5py.h5f.ACC_RDONLY, fapl=access))["x"]
-        if np.prod(self.shape) > 50_000:
+        if np.prod(self.shape) > SMALL_BYTES:
             out = np.empty((len(rows), *self.shape), np.uint8)
             for k, i in enumerate(rows):
                 self.handle.read_direct(out, np.s_[i], np.s_[k])
@@ -125,6 +159,22 @@ class Lmdb(_Lazy):
                 buffers=True
             )
         return torch.from_numpy(np.frombuffer(self.handle.get(str(i).encode()), np.uint8).reshape(self.shape).copy())
+
+
+class Arrow(_Lazy):
+    """Hugging Face datasets, whole batches."""
+
+    def __getitem__(self, rows: list[int]) -> Tensor:
+        if self.handle is None:
+            import datasets
+
+            self.handle = datasets.load_from_disk(str(self.folder / "arrow")).with_format("numpy", dtype=np.uint8)
+            if np.prod(self.shape) <= SMALL_BYTES:
+                self.handle = self.handle.with_format(None)
+        found = self.handle[rows]["x"]
+        if isinstance(found, np.ndarray):
+            return torch.from_numpy(found)
+        return torch.stack([torch.frombuffer(bytearray(one), dtype=torch.uint8).view(self.shape) for one in found])
 
 
 class Zarr(_Lazy):
@@ -187,6 +237,17 @@ def webdataset(folder: Path, size: int, shape: tuple[int, ...], batch_size: int,
     return lambda: iter(loader)
 
 
+def litdata(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, num_workers: int) -> Epoch:
+    """Its way of shuffling: chunks in random order, and the samples within a chunk."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    stream = StreamingDataset(str(folder / "litdata"), shuffle=True)
+    loader = StreamingDataLoader(
+        stream, batch_size=batch_size, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
+    return lambda: (batch["x"] for batch in loader)
+
+
 # name -> (way, numbers of workers to try: the best counts). Workers first: LMDB may not be open where they are forked.
 PEERS: dict[str, tuple[Callable[..., Epoch], tuple[int, ...]]] = {
     "DataLoader, 2 workers, f['x'][i]": (by_sample(NaiveH5), (2,)),
@@ -196,5 +257,7 @@ PEERS: dict[str, tuple[Callable[..., Epoch], tuple[int, ...]]] = {
     "memmap, whole batches": (by_batch(Memmap), (2, 0)),
     "LMDB": (by_sample(Lmdb), (2, 0)),
     "webdataset": (webdataset, (2, 0)),
+    "litdata": (litdata, (2, 0)),
+    "Hugging Face datasets, whole batches": (by_batch(Arrow), (2, 0)),
     "zarr": (by_sample(Zarr), (2, 0)),
 }

@@ -53,6 +53,7 @@ SMALL = {
     "benchmarks/read_cold.py": "{} --quick",
     "benchmarks/read_dataloader.py": f"{ONE} --rows 512",
     "benchmarks/read_gather.py": "{} --quick",
+    "benchmarks/read_jpegs.py": "{} --quick",
     "benchmarks/read_meaning.py": f"{{}} {ONE}",
     "benchmarks/read_tokens.py": "{} --quick",
     "benchmarks/read_parquet.py": f"{ONE} --rows 2048 --most 0.2",
