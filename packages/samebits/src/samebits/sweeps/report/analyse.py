@@ -15,6 +15,7 @@ from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.runs import NOT_COMPUTED
 from samebits.saved import folds_of, is_seed
+from samebits.sweeps.report.inference import mean_interval
 from samebits.sweeps.report.read import Job, Objective, Study
 
 FLAG = "--choose-on-test"
@@ -80,6 +81,11 @@ class Group:
         """Return the sample standard deviation (n - 1); None for fewer than two scores."""
         scores = self.scores(objective)
         return statistics.stdev(scores) if len(scores) > 1 else None
+
+    def interval(self, objective: Objective) -> tuple[float, float] | None:
+        """Return the 95 % interval of the mean; None for fewer than three scores. Over folds it has the correction of
+        Nadeau and Bengio."""
+        return mean_interval(self.scores(objective), test_to_train=self.test_to_train)
 
     def failures(self, objective: Objective) -> list[Job]:
         """Return the jobs that ended without a score: failed, killed, or finished with a score that is not finite."""

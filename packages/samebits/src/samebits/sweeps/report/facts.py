@@ -25,7 +25,6 @@ from samebits.sweeps.report.analyse import (
 from samebits.sweeps.report.best import best_command
 from samebits.sweeps.report.compare import Comparison, comparisons
 from samebits.sweeps.report.importance import Importance, importance
-from samebits.sweeps.report.inference import mean_interval
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.review import scores_of_tests, unequal_n
 from samebits.sweeps.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
@@ -193,13 +192,8 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
     return Sheet(head, rows, len(names), notes=notes).without_empty(*WITHOUT_SCORE)
 
 
-def fold_interval(group: Group, objective: Objective) -> tuple[float, float] | None:
-    """Return the 95 % interval of a group's mean over folds; None for fewer than three folds."""
-    return mean_interval(group.scores(objective), test_to_train=group.test_to_train)
-
-
 def _interval(group: Group, objective: Objective) -> Cell:
-    found = fold_interval(group, objective)
+    found = group.interval(objective)
     return Cell("-") if found is None else Cell(f"{found[0]:.3g} to {found[1]:.3g}", found[0])
 
 

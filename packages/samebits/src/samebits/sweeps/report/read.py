@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from samebits.code import ENVIRONMENT, Code, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
@@ -31,6 +33,7 @@ from samebits.saved import (
     translate_override,
 )
 from samebits.status import METRICS, RESULT, STATUS
+from samebits.sweeps.zipped import groups_of
 
 log = logging.getLogger("samebits")
 SWEEP = "sweep.json"
@@ -136,6 +139,14 @@ class Study:
     def is_repeat(self, key: str) -> bool:
         """Return True if jobs that differ only in this key repeat one configuration: a seed, or a fold."""
         return is_seed(key) or key in self.fold_keys
+
+    @cached_property
+    def zipped(self) -> tuple[tuple[str, ...], ...]:
+        """Return the groups of keys whose values form pairs (sweep.zip), as the commands or the jobs' configs have
+        them."""
+        texts = [o.partition("=")[2] for command in self.commands for o in command if o.startswith("sweep.zip=")]
+        given = [*map(yaml.safe_load, texts), *(job.config.get("sweep.zip") for job in self.jobs)]
+        return tuple(dict.fromkeys(tuple(group) for one in given for group in groups_of(one)))
 
     @property
     def repeats(self) -> str:
