@@ -126,7 +126,7 @@ def test_each_commit_is_named() -> None:
     (line,) = lines(study(jobs))
     assert line.startswith("Code: 3 versions: commit aaaaaaa")
     assert "in jobs 0, 1; commit bbbbbbb [libraries not recorded] in job 2; commit bbbbbbb with changes" in line
-    told = json.loads(report_json(study(jobs)))["code"]
+    told = json.loads(report_json(study(jobs), {}))["code"]
     assert [(one["commit"][0], one["changes"], one["jobs"]) for one in told] == [
         ("a", None, [0, 1]), ("b", None, [2]), ("b", "1234567", [3]),
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def test_md_html_and_json_say_the_same_and_show_test_scores(tmp_path: Path) -> N
         {"key": "optim.lr", "value": 0.1, "end": "largest", "tried": [0.01, 0.1], "others": {}}
     ]
     best = found["best"]["val/loss"]
-    assert best["scores"]["test/accuracy"] == {"mean": 0.8, "std": None, "n": 1}
+    assert best["scores"]["test/accuracy"] == {"mean": 0.8, "std": None, "interval": None, "n": 1, "runs": 1}
     assert found["cost"]["energy_kwh"] is None
     assert "test/accuracy" in told.groups.head
     assert groups_csv(of).splitlines()[1].split(",")[5] == "0.8"

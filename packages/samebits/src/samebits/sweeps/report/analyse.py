@@ -45,6 +45,14 @@ class Group:
         """Return the number of scored runs, each seed of each fold."""
         return sum(map(len, self._scores(objective).values()))
 
+    def averaged(self, objective: Objective) -> str:
+        """Return over what the mean is: 3 seeds, 5 folds x 2 seeds, or 5 folds, 9 runs if a fold has fewer seeds."""
+        per_fold = [len(scores) for scores in self._scores(objective).values()]
+        if not self.folds or max(per_fold, default=1) == 1:
+            return _counted(len(per_fold), "fold" if self.folds else "seed")
+        seeds = f" x {per_fold[0]} seeds" if len({*per_fold}) == 1 else f", {sum(per_fold)} runs"
+        return _counted(len(per_fold), "fold") + seeds
+
     def fold_of(self, job: Job) -> str:
         """Return the fold of one of the jobs as text; without folds, its seeds."""
         keys = (*self.folds, *(folds_of(key) or "" for key in self.folds))
@@ -90,6 +98,10 @@ class Group:
     def failures(self, objective: Objective) -> list[Job]:
         """Return the jobs that ended without a score: failed, killed, or finished with a score that is not finite."""
         return [job for job in self.jobs if is_failure(job, objective)]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def is_failure(job: Job, objective: Objective) -> bool:

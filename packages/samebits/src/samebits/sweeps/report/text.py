@@ -98,8 +98,10 @@ def _section(section: Section) -> str:
 
 
 def _best(best: Best) -> str:
-    seeds = f"{best.n} {best.repeats}" if best.n > 1 else "n = 1"
-    parts = [f"**Best: {text(best.label)}**, {text(best.key)} {best.score} ({seeds})", block(best.command, "bash")]
+    parts = [
+        f"**Best: {text(best.label)}**, {text(best.key)} {best.score} ({best.averaged})",
+        block(best.command, "bash"),
+    ]
     return "\n\n".join([*parts, *([text(best.note)] if best.note else [])])
 
 

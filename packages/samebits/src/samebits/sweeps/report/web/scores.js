@@ -67,6 +67,7 @@ function drawScores() {
       xaxis: axisOf(axis), yaxis: { title: { text: plain(objective.key), standoff: 6 }, type: D.logScore ? "log" : "linear", domain: [0, failed ? 0.9 : 1] },
       ...(failed ? { yaxis2: { domain: [0.92, 1], range: [0, 1], visible: false, fixedrange: true } } : {}) }), PLOT);
     $(`score-legend-${i}`).replaceChildren(...(partner ? [element("b", {}, `${partner.key}`), ...partner.texts.map((text, k) => element("span", {}, swatch(palette()[k], SHAPES[k]), ` ${text}`))] : []),
+      ...($(`score-${i}`).data.some((trace) => trace.error_y?.array.some((half) => half > 0)) ? [element("span", { class: "quiet" }, "mean and its 95 % interval")] : []),
       ...(D.jobs.some((job) => job.scores[0] === null && job.provisional !== null) ? [element("span", { class: "quiet" }, "○ pruned, unfinished: so far")] : []),
       ...(failed ? [element("span", {}, swatch(failedColor(), "x", true), " failed")] : []));
   });
