@@ -24,21 +24,10 @@ REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 KEY = "train/loss"
 
 
-def made(folder: Path, status: str = "running", steps: int = 0, **more: Any) -> Path:
+def made(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("seed: 0\n")
-    (folder / "status.json").write_text(json.dumps({"status": status, **more}))
-    write(folder, 0, steps)
-    return folder
-
-
-def line(step: int) -> str:
-    return json.dumps({"step": step, "time": time.time(), KEY: 1 / (1 + step), "val/loss": None}) + "\n"
-
-
-def write(folder: Path, begin: int, end: int, more: str = "") -> None:
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write("".join(map(line, range(begin, end))) + more)
+    (folder / "status.json").write_text('{"status": "finished"}')
 
 
 @contextmanager
@@ -72,7 +61,7 @@ def data(address: str, since: int = 0, key: str = KEY) -> dict[str, Any]:
 
 
 def test_only_the_printed_address_answers_and_only_with_its_pages(tmp_path: Path) -> None:
-    made(tmp_path / "runs/a", "finished", 2)
+    made(tmp_path / "runs/a")
     (tmp_path / "secret").write_text("secret")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with served(str(tmp_path / "runs"), "--serve", "0") as (address, process):
@@ -99,7 +88,7 @@ def test_only_the_printed_address_answers_and_only_with_its_pages(tmp_path: Path
 
 
 def test_a_killed_server_leaves_nothing(tmp_path: Path) -> None:
-    made(tmp_path / "a", steps=2)
+    made(tmp_path / "a")
     before = sorted(tmp_path.rglob("*"))
     port = str(free_port())
     for how in (signal.SIGKILL, signal.SIGTERM):

@@ -28,15 +28,19 @@ MAX_CURVE = 1500
 
 def page(facts: Facts, paper: Sheet | None = None) -> str:
     """Return the page. paper: the paper's table, None if it was not requested."""
-    text = (WEB / "page.html").read_text("utf-8")
-    parts = {
+    return filled("page.html", {
         "title": facts.study.name.replace("&", "&amp;").replace("<", "&lt;"),
         "style": (WEB / "page.css").read_text("utf-8"),
         # within <script> only </script would end it; JSON allows < as an escape
         "data": json.dumps(data(facts, paper), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "plotly": _plotly(),
         "script": "\n".join((WEB / name).read_text("utf-8") for name in SCRIPTS),
-    }
+    })  # fmt: skip
+
+
+def filled(body: str, parts: Mapping[str, str]) -> str:
+    """Return head.html and the body, with the parts in the places {{name}}, of which each is there once."""
+    text = "".join((WEB / name).read_text("utf-8") for name in ("head.html", body))
     for name, part in parts.items():
         before, _, after = text.partition(f"{{{{{name}}}}}")
         text = before + part + after
