@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -17,6 +19,10 @@ from urllib.request import Request, urlopen
 import pytest
 from common import QUICK, ROOT, TRAIN
 
+from lab.program import PROGRAM
+from samebits.runs import claimed
+from samebits.sweeps.report import read_study
+from samebits.sweeps.report.live import LiveRuns
 from samebits.testing import metrics
 from samebits.testing.processes import called, free_port, wait_for
 
@@ -24,10 +30,10 @@ REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 KEY = "train/loss"
 
 
-def made(folder: Path) -> None:
+def made(folder: Path, status: str = "finished") -> None:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("seed: 0\n")
-    (folder / "status.json").write_text('{"status": "finished"}')
+    (folder / "status.json").write_text(json.dumps({"status": status}))
 
 
 @contextmanager
@@ -85,6 +91,27 @@ def test_only_the_printed_address_answers_and_only_with_its_pages(tmp_path: Path
         assert process.communicate(timeout=30) == ("", "")
         assert process.returncode == 130
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_states_are_those_of_the_report(tmp_path: Path) -> None:
+    """Of runs of this host and of another one, with and without a process, that have written just now or long ago."""
+    states = {
+        "alive": ("running", "", 0), "gone": ("running", "", 60), "gone before it began": ("created", "", 60),
+        "far": ("running", "elsewhere", 60), "far and gone": ("running", "elsewhere", 700),
+        "queued": ("queued", "", 700), "failed": ("failed", "", 0),
+    }  # fmt: skip
+    for name, (status, host, age) in states.items():
+        made(tmp_path / name, status)
+        (tmp_path / name / "environment.json").write_text(json.dumps({"host": host or platform.node()}))
+        os.utime(tmp_path / name / "status.json", (time.time() - age,) * 2)
+    runs = LiveRuns([tmp_path], tmp_path)
+    with claimed(tmp_path / "alive"):
+        runs.refresh()
+        told = {job.key: job.status for job in read_study(PROGRAM, [tmp_path]).jobs}
+    assert told == {run["name"]: run["status"] for run in runs.rows(KEY, 0)["runs"]}
+    assert {name for name, status in told.items() if status == "killed"} == {
+        "gone", "gone before it began", "far and gone"
+    }  # fmt: skip
 
 
 def test_a_killed_server_leaves_nothing(tmp_path: Path) -> None:

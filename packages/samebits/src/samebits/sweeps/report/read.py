@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import platform
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import yaml
 from samebits.code import ENVIRONMENT, Code, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
-from samebits.runs import NOT_COMPUTED, files_of, is_claimed, seconds_until_last_record
+from samebits.runs import NOT_COMPUTED, current_status, files_of, seconds_until_last_record
 from samebits.saved import (
     CONFIG,
     OVERRIDES,
@@ -184,10 +183,7 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
     check_run_dir(path)
     status, environment, result = (read_json(path / name) for name in (STATUS, ENVIRONMENT, RESULT))
     curves, seconds = read_metrics(path / METRICS)
-    state = status.get("status", "queued")
-    here = environment.get("host") == platform.node()  # for other machines the status cannot be checked
-    if state == "running" and here and not is_claimed(path):
-        state = "killed"
+    state = current_status(path) if "status" in status else "queued"
     error = str(status.get("error") or "").strip().splitlines()
     return Job(
         key=key or path.name,

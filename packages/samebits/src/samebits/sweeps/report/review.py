@@ -50,10 +50,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class Cost:
-    """hours: sum over all jobs. gpu_hours: hours times the number of GPUs of each job. energy_kwh: of
-    the GPUs; None if a job with GPUs has not logged POWER. untimed: number of jobs that began, with unknown time or
-    number of GPUs; they are in no sum."""
+    """jobs: number of jobs in the sums. hours: sum over these jobs. gpu_hours: hours times the number of GPUs of each
+    job. energy_kwh: of the GPUs; None if a job with GPUs has not logged POWER. untimed: number of jobs that began,
+    with unknown time or number of GPUs; they are in no sum."""
 
+    jobs: int
     hours: float
     gpu_hours: float
     energy_kwh: float | None
@@ -104,6 +105,7 @@ def cost(study: Study) -> Cost:
     joules = [energy_j(job) for job in on_gpus]
     measured = [one for one in joules if one is not None]
     return Cost(
+        len(timed),
         sum(seconds for _, seconds, _ in timed) / 3600,
         sum(seconds * len(gpus) for _, seconds, gpus in timed) / 3600,
         sum(measured) / 3.6e6 if measured and len(measured) == len(joules) else None,
@@ -162,7 +164,8 @@ def _repeats(study: Study) -> list[str]:
 
 
 def _cost_lines(found: Cost, num_jobs: int) -> list[str]:
-    said = f"Time: {_number(found.hours)} hours of {num_jobs} jobs"
+    counted = f"{found.jobs} of {num_jobs}" if found.jobs < num_jobs else str(num_jobs)
+    said = f"Time: {_number(found.hours)} hours of {counted} jobs"
     if found.gpus:
         kinds = ", ".join(f"{name} in {number} jobs" for name, number in found.gpus.items())
         said += f", {_number(found.gpu_hours)} GPU hours ({kinds})"
