@@ -221,6 +221,7 @@ def test_a_mean_gives_each_configuration_the_same_weight_and_needs_no_interval_o
     means = {x: y for line in panel.lines if line.get_linestyle() == "-" for x, y in line.get_xydata().tolist()}  # type: ignore[union-attr]
     assert means == {0.1: 2.0, 0.2: 1.0, 0.3: 2.0}
     assert not panel.collections
-    seeds = study([job(n, {"seed": n % 3, "data.seed": n // 3}, 0.1 * n) for n in range(6)])
+    values = ({"seed": n % 2, "data.seed": n // 2 % 2, "model.seed": n // 4} for n in range(8))
+    seeds = study([job(n, one, 0.1 * n) for n, one in enumerate(values)])
     figure = _scores(seeds)
     assert {line.get_linestyle() for panel in figure.axes for line in panel.lines} == {"None"}  # type: ignore[union-attr]
