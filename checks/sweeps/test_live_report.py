@@ -22,7 +22,6 @@ from common import QUICK, ROOT, TRAIN
 from lab.program import PROGRAM
 from samebits.runs import claimed
 from samebits.sweeps.report import read_study
-from samebits.sweeps.report.live import LiveRuns
 from samebits.testing import metrics
 from samebits.testing.processes import called, free_port, wait_for
 
@@ -104,11 +103,11 @@ def test_states_are_those_of_the_report(tmp_path: Path) -> None:
         made(tmp_path / name, status)
         (tmp_path / name / "environment.json").write_text(json.dumps({"host": host or platform.node()}))
         os.utime(tmp_path / name / "status.json", (time.time() - age,) * 2)
-    runs = LiveRuns([tmp_path], tmp_path)
-    with claimed(tmp_path / "alive"):
-        runs.refresh()
+    with claimed(tmp_path / "alive"), served(str(tmp_path), "--serve", "0") as (address, _):
+        wait_for(lambda: data(address)["read"] == len(states))
+        shown = {run["name"]: run["status"] for run in data(address)["runs"]}
         told = {job.key: job.status for job in read_study(PROGRAM, [tmp_path]).jobs}
-    assert told == {run["name"]: run["status"] for run in runs.rows(KEY, 0)["runs"]}
+    assert told == shown
     assert {name for name, status in told.items() if status == "killed"} == {
         "gone", "gone before it began", "far and gone"
     }  # fmt: skip

@@ -32,7 +32,6 @@ from samebits.saved import (
     translate_override,
 )
 from samebits.status import METRICS, RESULT, STATUS
-from samebits.sweeps.zipped import groups_of
 
 log = logging.getLogger("samebits")
 SWEEP = "sweep.json"
@@ -145,7 +144,8 @@ class Study:
         them."""
         texts = [o.partition("=")[2] for command in self.commands for o in command if o.startswith("sweep.zip=")]
         given = [*map(yaml.safe_load, texts), *(job.config.get("sweep.zip") for job in self.jobs)]
-        return tuple(dict.fromkeys(tuple(group) for one in given for group in groups_of(one)))
+        groups = [group for one in given if one for group in ([one] if isinstance(one[0], str) else one)]
+        return tuple(dict.fromkeys(map(tuple, groups)))
 
     @property
     def repeats(self) -> str:
