@@ -7,12 +7,13 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GENERATED = "<!-- Written by ./run docs from the code and conf/: edit these, not this page. -->"
-# code in a comment: {x: 0}, [a, b], ${...}, a command, words with signs such as a=b, dotted names
+# code in a comment: {x: 0}, [a, b], ${...}, a command, words with signs such as a=b and a=1,2, dotted names
 CODE = re.compile(
     r"`[^`]*`|\./run (?:(?!\. )[^;:()`])*[\w\]}]|'[^'\s]*[=*][^']*'"
-    r"|[\w.<>/+~@-]+=(?:\[[^\[\]]*\]|\{[^{}]*\})|\$?\{[^{}]*\}[^\s;,:()]*|\w*\[(?:[^\[\]]|\[[^\[\]]*\])*\]"
+    r"|[\w.<>/+~@-]+=(?:\[[^\[\]]*\]|\{[^{}]*\}|'[^']*')|\$?\{[^{}]*\}[^\s;,:()]*|\w*\[(?:[^\[\]]|\[[^\[\]]*\])*\]"
     r"|(?<![\w-])--[a-z][a-z-]+"
-    r"|(?<![\w/])(?=\S*\w)(?:[\w.<>/+~@-]*[=<>^*|_\\$][^\s;,()]*[^\s;,.:()]|[\w.<>/+~@-]*[=_*]|[a-z]\w*(?:\.\w{2,})+)"
+    r"|(?<![\w/])(?=\S*\w)(?:[\w.<>/+~@-]*[=<>^*|_\\$][^\s;,()]*[^\s;,.:()](?:,[^\s;,()]*[^\s;,.:()])*"
+    r"|[\w.<>/+~@-]*[=_*]|[a-z]\w*(?:\.\w{2,})+)"
 )
 
 

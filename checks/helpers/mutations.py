@@ -280,6 +280,13 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/sweeps/report/analyse.py", "if most and group.runs(objective) == most",
      "if most and group.runs(objective)",
      "packages/samebits/tests/sweeps/test_paper_table.py::test_every_number_is_that_of_a_few_lines_by_hand"),
+    ("samebits/sweeps/report/analyse.py", "test_to_train=self.test_to_train)", "test_to_train=0)",
+     "packages/samebits/tests/sweeps/test_fold_report.py::test_the_mean_is_over_folds_and_its_interval_is_corrected"),
+    ("samebits/sweeps/report/review.py", '"interval": group.interval(o)', '"interval": None',
+     "packages/samebits/tests/sweeps/"
+     "test_fold_report.py::test_json_csv_markdown_and_the_page_have_the_same_numbers[folds]"),
+    ("samebits/sweeps/report/axes.py", "found |= dict.fromkeys(keys, pairs)", "pass", "packages/samebits/tests/sweeps/"
+     "test_review.py::test_zipped_keys_are_one_category_for_each_pair_with_the_mean_and_interval_of_the_table"),
     ("samebits/sweeps/report/analyse.py", "if not allowed and", "if False and",
      "checks/sweeps/test_paper_command.py::test_a_test_score_chooses_only_where_that_is_asked_for_and_said"),
     ("samebits/sweeps/report/pictures.py", '"pdf.fonttype": 42', '"pdf.fonttype": 3',

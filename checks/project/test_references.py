@@ -37,6 +37,14 @@ def test_each_key_has_an_address(found: Any) -> None:
     assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= set(ids)
 
 
+def test_values_are_within_the_code_of_their_keys(found: Any) -> None:
+    """sweep.zip=a,b is one piece of code: none ends within a word or a list."""
+    page = found[0][ROOT / "docs/configuration.md"]
+    assert "`optim=adamw,sgd` `optim.lr=1e-3,0.1` `sweep.zip=optim,optim.lr`" in page
+    after_code = (text for line in page.splitlines() for text in line.split("`")[2::2])
+    assert [text for text in after_code if re.match(r",?\w", text)] == []
+
+
 def test_each_option_of_each_group_is_there(found: Any) -> None:
     page, schema = found[0][ROOT / "docs/configuration.md"], import_tool("schema")
     options = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -17,6 +19,9 @@ from urllib.request import Request, urlopen
 import pytest
 from common import QUICK, ROOT, TRAIN
 
+from lab.program import PROGRAM
+from samebits.runs import claimed
+from samebits.sweeps.report import read_study
 from samebits.testing import metrics
 from samebits.testing.processes import called, free_port, wait_for
 
@@ -24,21 +29,10 @@ REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 KEY = "train/loss"
 
 
-def made(folder: Path, status: str = "running", steps: int = 0, **more: Any) -> Path:
+def made(folder: Path, status: str = "finished") -> None:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("seed: 0\n")
-    (folder / "status.json").write_text(json.dumps({"status": status, **more}))
-    write(folder, 0, steps)
-    return folder
-
-
-def line(step: int) -> str:
-    return json.dumps({"step": step, "time": time.time(), KEY: 1 / (1 + step), "val/loss": None}) + "\n"
-
-
-def write(folder: Path, begin: int, end: int, more: str = "") -> None:
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write("".join(map(line, range(begin, end))) + more)
+    (folder / "status.json").write_text(json.dumps({"status": status}))
 
 
 @contextmanager
@@ -72,7 +66,7 @@ def data(address: str, since: int = 0, key: str = KEY) -> dict[str, Any]:
 
 
 def test_only_the_printed_address_answers_and_only_with_its_pages(tmp_path: Path) -> None:
-    made(tmp_path / "runs/a", "finished", 2)
+    made(tmp_path / "runs/a")
     (tmp_path / "secret").write_text("secret")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with served(str(tmp_path / "runs"), "--serve", "0") as (address, process):
@@ -98,8 +92,29 @@ def test_only_the_printed_address_answers_and_only_with_its_pages(tmp_path: Path
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_states_are_those_of_the_report(tmp_path: Path) -> None:
+    """Of runs of this host and of another one, with and without a process, that have written just now or long ago."""
+    states = {
+        "alive": ("running", "", 0), "gone": ("running", "", 60), "gone before it began": ("created", "", 60),
+        "far": ("running", "elsewhere", 60), "far and gone": ("running", "elsewhere", 700),
+        "queued": ("queued", "", 700), "failed": ("failed", "", 0),
+    }  # fmt: skip
+    for name, (status, host, age) in states.items():
+        made(tmp_path / name, status)
+        (tmp_path / name / "environment.json").write_text(json.dumps({"host": host or platform.node()}))
+        os.utime(tmp_path / name / "status.json", (time.time() - age,) * 2)
+    with claimed(tmp_path / "alive"), served(str(tmp_path), "--serve", "0") as (address, _):
+        wait_for(lambda: data(address)["read"] == len(states))
+        shown = {run["name"]: run["status"] for run in data(address)["runs"]}
+        told = {job.key: job.status for job in read_study(PROGRAM, [tmp_path]).jobs}
+    assert told == shown
+    assert {name for name, status in told.items() if status == "killed"} == {
+        "gone", "gone before it began", "far and gone"
+    }  # fmt: skip
+
+
 def test_a_killed_server_leaves_nothing(tmp_path: Path) -> None:
-    made(tmp_path / "a", steps=2)
+    made(tmp_path / "a")
     before = sorted(tmp_path.rglob("*"))
     port = str(free_port())
     for how in (signal.SIGKILL, signal.SIGTERM):

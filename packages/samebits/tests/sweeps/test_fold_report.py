@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import statistics
 from dataclasses import replace
@@ -25,6 +26,8 @@ from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.inference import against_best
 from samebits.sweeps.report.page import data
 from samebits.sweeps.report.read import Study
+from samebits.sweeps.report.review import lines as lines_of
+from samebits.sweeps.report.review import report_json
 from samebits.sweeps.report.table import Ask, table
 from samebits.sweeps.report.table_text import paper_csv, paper_markdown
 from samebits.sweeps.report.text import groups_csv, markdown
@@ -77,7 +80,70 @@ def test_the_mean_is_over_folds_and_its_interval_is_corrected() -> None:
     text = markdown(facts(study))
     assert f"| 0.1 | **0.90 ± 0.16** | {0.9 - half:.3g} to {0.9 + half:.3g} | 5 | 10 |" in text
     assert "± is the standard deviation over folds" in text
-    assert "(5 folds)" in text
+    assert "(5 folds x 2 seeds)" in text
+
+
+def lacking(study: Study, rate: float, fold: int) -> Study:
+    """The same study; a seed of this fold has failed."""
+    of_fold = [job for job in study.jobs if (job.config["optim.lr"], job.config["data.fold"]) == (rate, fold)]
+    failed = {of_fold[-1].key: replace(of_fold[-1], status="failed", result={})}
+    return replace(study, jobs=tuple(failed.get(job.key, job) for job in study.jobs))
+
+
+STUDIES = {
+    "folds and seeds": validated({0.1: ONE, 0.2: TWO}),
+    "folds": validated({0.1: ONE, 0.2: TWO}, seeds=1),
+    "a failed seed of a fold": lacking(validated({0.1: ONE, 0.2: TWO}), 0.2, 3),
+    "a failed fold": lacking(validated({0.1: ONE, 0.2: TWO}, seeds=1), 0.2, 3),
+    "too few folds": validated({0.1: ONE[:2], 0.2: TWO[:2]}, folds=2),
+    "seeds": made("s", {"optim.lr": [0.1] * 3 + [0.2] * 3, "seed": [0, 1, 2, 0, 1, 2]}, [*ONE, None]),
+}
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_json_csv_markdown_and_the_page_have_the_same_numbers(study: Study) -> None:
+    known = facts(study)
+    page, text = data(known), markdown(known)
+    told = json.loads(report_json(study, known.compared))
+    assert told["repeats"] == study.repeats
+    assert [one["label"] for one in told["configurations"]] == [group["label"] for group in page["groups"]]
+    for one, row, group in zip(told["configurations"], csv.DictReader(io.StringIO(groups_csv(study))), page["groups"]):
+        scores = one["scores"]["val/loss"]
+        assert (scores["mean"], scores["interval"]) == (group["means"][0], group["interval"] and [*group["interval"]])
+        low, high = scores["interval"] or (None, None)
+        wanted = scores | ({"low": low, "high": high} if study.fold_keys else {})
+        for name in {"mean", "std", "n", *(("low", "high", "runs") if study.fold_keys else ())}:
+            assert row[f"val/loss {name}"] == ("" if wanted[name] is None else str(wanted[name])), name
+        if study.fold_keys and low is not None:
+            assert f"| {low:.3g} to {high:.3g} |" in text
+            assert f"{low:.3g} to {high:.3g}" in json.dumps(page["groupTable"])
+    for one in told["comparisons"].get("val/loss", ()):
+        [row] = (
+            line for line in text.splitlines() if line.startswith(f"| {one['group']} | {one['difference']:+.3g} |")
+        )
+        assert one["low"] is None or f"| {one['low']:+.3g} to {one['high']:+.3g} |" in row
+    best = told["best"]["val/loss"]
+    assert best["label"] == page["best"][0]["label"]
+    assert f"**Best: {best['label']}**" in text
+
+
+def review(name: str) -> str:
+    (line,) = (line for line in lines_of(STUDIES[name]) if line.startswith(("Folds:", "Seeds:")))
+    return line
+
+
+def test_the_review_counts_folds_and_seeds_and_names_the_interval() -> None:
+    corrected = "the 95 % interval is of the mean over folds, with the correction of Nadeau and Bengio (2003)"
+    assert review("folds").startswith(f"Folds: 5 folds; {corrected}")
+    assert review("folds and seeds").startswith(f"Folds: 5 folds x 2 seeds; {corrected}")
+    unequal = "Not every configuration has as many: lr=0.2 has"
+    assert review("a failed seed of a fold").endswith(f"folds share. {unequal} 5 folds, 9 runs.")
+    assert review("a failed fold").endswith(f"folds share. {unequal} 4 folds.")
+    assert review("too few folds") == "Folds: 2 folds x 2 seeds; too few folds for an interval."
+    assert review("seeds") == "Seeds: not every configuration has 3 scores: lr=0.2 has 2."
+    text = markdown(facts(STUDIES["a failed seed of a fold"]))
+    assert "| 5 | 9 of 10 |" in text
+    assert "- runs of 10: fewer runs than other configurations have" in text
 
 
 def test_folds_are_compared_by_pairs_with_the_corrected_variance() -> None:
@@ -123,19 +189,16 @@ def test_false_differences_of_correlated_folds() -> None:
 
 def test_a_configuration_without_some_runs_is_not_the_best() -> None:
     """A fold without its second seed is a fold with fewer runs; one without any seed is missing."""
-    study = validated({0.1: ONE, 0.2: TWO})
-    jobs = tuple(
-        replace(job, status="failed", result={})
-        if job.config["optim.lr"] == 0.1 and job.config["data.fold"] == 3 and job.config["seed"]
-        else job
-        for job in study.jobs
-    )
-    lacking = replace(study, jobs=jobs)
-    first = groups(lacking)[0]
+    study = STUDIES["folds and seeds"]
+    fewer = lacking(study, 0.1, 3)
+    first = groups(fewer)[0]
     assert first.scores(study.objective)[3] == pytest.approx(ONE[3] - 0.05)
     assert (len(first.scores(study.objective)), first.runs(study.objective)) == (5, 9)
-    assert best_group(lacking).label == "lr=0.2"
-    assert "of 9 of 10 runs only" in markdown(facts(lacking))
+    assert best_group(fewer).label == "lr=0.2"
+    text = markdown(facts(fewer))
+    assert "of 9 of 10 runs only" in text
+    assert "Against lr=0.2, which has the best mean of those with most runs, 5 folds x 2 seeds. Effect" in text
+    assert "Against lr=0.1, which has the best mean. Effect" in markdown(facts(study))
 
 
 def test_three_folds_at_least() -> None:
@@ -155,7 +218,7 @@ def test_a_fold_is_no_axis_and_no_row_and_stays_in_the_command() -> None:
         table(study, Ask(["data.fold"], ["val/loss"]))
     assert override_list(groups(study)[0]) == ["optim.lr=0.1", "data.folds=5", "data.fold=0", "data.fold_repeat=0"]
     page = data(facts(study))
-    assert (page["repeats"], page["best"][0]["repeats"], len(page["groups"])) == ("runs", "folds", 2)
+    assert (page["repeats"], page["best"][0]["averaged"], len(page["groups"])) == ("runs", "5 folds x 2 seeds", 2)
 
 
 def test_a_key_called_fold_without_folds_is_a_key() -> None:

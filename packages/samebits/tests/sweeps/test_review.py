@@ -12,7 +12,8 @@ import pytest
 
 from samebits.code import Code
 from samebits.files import write_json
-from samebits.sweeps.report import Objective, write_study
+from samebits.sweeps.report import Objective, groups, write_study
+from samebits.sweeps.report.axes import axes
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.page import data
 from samebits.sweeps.report.pictures import _scores
@@ -104,7 +105,10 @@ def test_hours_and_energy_are_sums_of_what_was_measured() -> None:
     assert lines(on_cpu) == ["Time: 1 hours of 1 jobs, on CPUs."]
     unknown = study([job(0, {"seed": 0}, 0.1, spent_s=3600.0), two])
     assert (cost(unknown).untimed, cost(unknown).hours) == (1, 0.1)
+    assert lines(unknown)[0].startswith("Time: 0.1 hours of 1 of 2 jobs, 0.2 GPU hours")
     assert "without 1 jobs whose time or GPUs are not recorded" in lines(unknown)[0]
+    waiting = replace(job(2, {"seed": 2}, None), status="queued")
+    assert lines(study([two, waiting]))[0] == "Time: 0.1 hours of 1 of 2 jobs, 0.2 GPU hours (H100 in 1 jobs)."
 
 
 def test_seconds_of_unfinished_jobs_and_gpus_are_those_recorded(tmp_path: Path) -> None:
@@ -125,7 +129,7 @@ def test_each_commit_is_named() -> None:
     (line,) = lines(study(jobs))
     assert line.startswith("Code: 3 versions: commit aaaaaaa")
     assert "in jobs 0, 1; commit bbbbbbb [libraries not recorded] in job 2; commit bbbbbbb with changes" in line
-    told = json.loads(report_json(study(jobs)))["code"]
+    told = json.loads(report_json(study(jobs), {}))["code"]
     assert [(one["commit"][0], one["changes"], one["jobs"]) for one in told] == [
         ("a", None, [0, 1]), ("b", None, [2]), ("b", "1234567", [3]),
     ]  # fmt: skip
@@ -144,7 +148,7 @@ def test_md_html_and_json_say_the_same_and_show_test_scores(tmp_path: Path) -> N
         {"key": "optim.lr", "value": 0.1, "end": "largest", "tried": [0.01, 0.1], "others": {}}
     ]
     best = found["best"]["val/loss"]
-    assert best["scores"]["test/accuracy"] == {"mean": 0.8, "std": None, "n": 1}
+    assert best["scores"]["test/accuracy"] == {"mean": 0.8, "std": None, "interval": None, "n": 1, "runs": 1}
     assert found["cost"]["energy_kwh"] is None
     assert "test/accuracy" in told.groups.head
     assert groups_csv(of).splitlines()[1].split(",")[5] == "0.8"
@@ -159,3 +163,65 @@ def test_no_line_joins_categories() -> None:
     assert joined == {"model": {"None"}, "optim.lr": {"None", "-"}}
     bars = [line for line in figure.axes[0].lines if line.get_marker() == "_"]
     assert sorted(len(bar.get_xdata()) for bar in bars) == [3, 3]  # type: ignore[arg-type]
+
+
+PAIRS = [("adamw", 1e-3), ("sgd", 0.1), ("adamw", 1e-2)]
+ZIPPED = (("optim=adamw,sgd,adamw", "optim.lr=1e-3,0.1,1e-2", "seed=range(3)", "sweep.zip=['optim','optim.lr']"),)
+
+
+def paired(pairs: Sequence[tuple[str, float]], **more: Any) -> Study:
+    rows = [(optim, lr, seed) for optim, lr in pairs for seed in range(3)]
+    values = ({"optim": optim, "optim.lr": lr, "seed": seed} for optim, lr, seed in rows)
+    return study([job(n, one, 0.1 + 0.01 * (n * n % 7)) for n, one in enumerate(values)], commands=ZIPPED, **more)
+
+
+def test_zipped_keys_are_one_category_for_each_pair_with_the_mean_and_interval_of_the_table() -> None:
+    of = paired(PAIRS)
+    (one,) = axes(of)
+    assert (one.kind, one.joined, one.values) == ("category", False, PAIRS)
+    figure = _scores(of)
+    assert figure is not None
+    (panel,) = figure.axes
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["adamw\n0.001", "sgd\n0.1", "adamw\n0.01"]
+    assert {line.get_linestyle() for line in panel.lines} == {"None"}
+    (legend,) = panel.get_legend().get_texts()  # type: ignore[union-attr]
+    assert legend.get_text() == "mean and its 95 % interval"
+    (bars,) = (line for line in panel.lines if line.get_marker() == "_")
+    (ranges,) = panel.collections
+    drawn = {
+        x: (mean, low, high)
+        for (x, mean), ((_, low), (_, high)) in zip(bars.get_xydata().tolist(), ranges.get_segments())  # type: ignore[union-attr, attr-defined]
+    }
+    shown = data(facts(of))
+    for group, held in zip(groups(of), shown["groups"]):
+        place = PAIRS.index((group.values["optim"], group.values["optim.lr"]))
+        assert drawn[place] == pytest.approx((group.mean(LOSS), *group.interval(LOSS)))  # type: ignore[misc]
+        assert (held["means"][0], *held["interval"]) == pytest.approx(drawn[place])
+        assert held["values"]["optim, optim.lr"] == {"text": show_pair(PAIRS[place]), "place": place}
+
+
+def show_pair(pair: tuple[str, float]) -> str:
+    return f"{pair[0]}\n{pair[1]:g}"
+
+
+def test_keys_that_are_zipped_and_then_combined_have_an_axis_each() -> None:
+    every = [(optim, lr) for optim in ("adamw", "sgd") for lr in (1e-3, 1e-2, 0.1)]
+    assert [(one.key, one.kind) for one in axes(paired(every))] == [("optim", "category"), ("optim.lr", "log")]
+    ten = study([job(n, {"a": n % 2, "b": [n % 3], "c": 10.0**n}, 0.1) for n in range(6)])
+    zipped = replace(ten, commands=(("sweep.zip=[['a','c'],['b','seed']]",),))
+    assert [(one.key, one.pair) for one in axes(zipped)] == [("a, c", ("a", "c")), ("b", ())]
+
+
+def test_a_mean_gives_each_configuration_the_same_weight_and_needs_no_interval_of_several() -> None:
+    """lr=0.1 has one seed of one model and three of another; on seeds, lines connect nothing."""
+    rows = [("a", 0.1, 0, 1.0), ("b", 0.1, 0, 2.0), ("b", 0.1, 1, 3.0), ("b", 0.1, 2, 4.0), ("a", 0.2, 0, 1.0)]
+    jobs = [job(n, {"model": m, "optim.lr": lr, "width": 1, "seed": s}, x) for n, (m, lr, s, x) in enumerate(rows)]
+    of = study([*jobs, job(9, {"model": "c", "optim.lr": 0.3, "width": 2, "seed": 0}, 2.0)])
+    panel = _scores(of).axes[1]  # type: ignore[union-attr]
+    means = {x: y for line in panel.lines if line.get_linestyle() == "-" for x, y in line.get_xydata().tolist()}  # type: ignore[union-attr]
+    assert means == {0.1: 2.0, 0.2: 1.0, 0.3: 2.0}
+    assert not panel.collections
+    values = ({"seed": n % 2, "data.seed": n // 2 % 2, "model.seed": n // 4} for n in range(8))
+    seeds = study([job(n, one, 0.1 * n) for n, one in enumerate(values)])
+    figure = _scores(seeds)
+    assert {line.get_linestyle() for panel in figure.axes for line in panel.lines} == {"None"}  # type: ignore[union-attr]

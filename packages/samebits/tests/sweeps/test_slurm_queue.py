@@ -110,6 +110,24 @@ def test_the_exit_status_of_a_sweep_that_was_left(fake: FakeSlurm, monkeypatch: 
     assert reports == [True, True]
 
 
+def test_the_last_lines_count_the_jobs_of_the_command_and_of_the_whole_sweep(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drive, "report", lambda ledger, changed: None)
+    jobs, ledger = fake.jobs(3), fake.ledger()
+    for job, status in zip(jobs, ("finished", "failed", "finished")):
+        job.directory.mkdir()
+        write_status(job.directory, status)
+    ledger.jobs = jobs
+    said = {2: "sweep s: of this command 1 finished, 1 failed; of the whole sweep 2 finished, 1 failed",
+            3: "sweep s: 2 finished, 1 failed"}  # fmt: skip
+    for number, line in said.items():
+        of_command = " of this command" * (number == 2)
+        with pytest.raises(RunFailed, match=rf"^1 of {number} jobs{of_command} failed; add"):
+            drive.conclude(ledger, jobs[:number], None)
+        assert capsys.readouterr().err.splitlines()[-1] == line
+
+
 def test_jobs_that_a_limit_refuses_are_submitted_when_others_have_ended(
     fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ def quoted(project: Project, arguments: Sequence[str]) -> list[str]:
         if argument.startswith("sweep=") and not argument.startswith("sweep={"):
             return f"sweep.name='{argument.removeprefix('sweep=')}'"
         if argument.startswith("sweep.zip=") and re.fullmatch(r"[\w./@+]+(,[\w./@+]+)+", argument[10:]):
-            return f"sweep.zip=[{','.join(map(repr, argument[10:].split(',')))}]"
+            return f"sweep.zip=[{argument[10:]}]"
         group, _, name = argument.partition("=")
         reads_as_value = name.lower() in ("nan", "inf", "null", "true", "false") or name.isdecimal()
         return f"{group}='{name}'" if reads_as_value and (project.conf / group / f"{name}.yaml").is_file() else argument

@@ -168,13 +168,16 @@ def conclude(
     SystemExit(75) if the sweep was stopped early. changed: True if a job has run since the last report. left: None, or
     the jobs run without this process, except for this number, which must be started later."""
     states = [job.state() for job in jobs]
-    say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {counted(states)}")
-    if left is None or {"failed", *ENDED} & {job.state() for job in ledger.jobs}:
+    whole = [job.state() for job in ledger.jobs]
+    added = f"of this command {counted(states)}; of the whole sweep {counted(whole)}"
+    say(f"\n{table(ledger, jobs)}\n\nsweep {ledger.name}: {added if len(whole) > len(states) else counted(states)}")
+    if left is None or {"failed", *ENDED} & {*whole}:
         report(ledger, changed)
     stop_here(ledger, stopped, unfinished=stopped is not None)
     if failed := states.count("failed"):
         retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
-        raise RunFailed(f"{failed} of {len(states)} jobs failed; {retry}")
+        of_command = " of this command" * (len(whole) > len(states))
+        raise RunFailed(f"{failed} of {len(states)} jobs{of_command} failed; {retry}")
     if left is None:
         stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
     elif unfinished := sum(state not in ENDED for state in states):

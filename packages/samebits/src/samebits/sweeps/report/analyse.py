@@ -15,6 +15,7 @@ from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.runs import NOT_COMPUTED
 from samebits.saved import folds_of, is_seed
+from samebits.sweeps.report.inference import mean_interval
 from samebits.sweeps.report.read import Job, Objective, Study
 
 FLAG = "--choose-on-test"
@@ -43,6 +44,14 @@ class Group:
     def runs(self, objective: Objective) -> int:
         """Return the number of scored runs, each seed of each fold."""
         return sum(map(len, self._scores(objective).values()))
+
+    def averaged(self, objective: Objective) -> str:
+        """Return over what the mean is: 3 seeds, 5 folds x 2 seeds, or 5 folds, 9 runs if a fold has fewer seeds."""
+        per_fold = [len(scores) for scores in self._scores(objective).values()]
+        if not self.folds or max(per_fold, default=1) == 1:
+            return _counted(len(per_fold), "fold" if self.folds else "seed")
+        seeds = f" x {per_fold[0]} seeds" if len({*per_fold}) == 1 else f", {sum(per_fold)} runs"
+        return _counted(len(per_fold), "fold") + seeds
 
     def fold_of(self, job: Job) -> str:
         """Return the fold of one of the jobs as text; without folds, its seeds."""
@@ -81,9 +90,18 @@ class Group:
         scores = self.scores(objective)
         return statistics.stdev(scores) if len(scores) > 1 else None
 
+    def interval(self, objective: Objective) -> tuple[float, float] | None:
+        """Return the 95 % interval of the mean; None for fewer than three scores. Over folds it has the correction of
+        Nadeau and Bengio."""
+        return mean_interval(self.scores(objective), test_to_train=self.test_to_train)
+
     def failures(self, objective: Objective) -> list[Job]:
         """Return the jobs that ended without a score: failed, killed, or finished with a score that is not finite."""
         return [job for job in self.jobs if is_failure(job, objective)]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def is_failure(job: Job, objective: Objective) -> bool:

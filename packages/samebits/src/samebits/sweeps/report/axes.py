@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from samebits.sweeps.report.analyse import config_keys, is_number, numbers
-from samebits.sweeps.report.read import Study
+from samebits.sweeps.report.analyse import config_keys, is_number, numbers, show
+from samebits.sweeps.report.read import Job, Study
 
 FEW = 6  # maximum number of values that each get a tick label
 MAX_AXES = 12  # maximum number of panels of a picture
@@ -41,13 +41,27 @@ def wants_log(values: Iterable[float]) -> bool:
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis of a swept key. kind: linear, log or category. values: distinct; numbers are sorted. named: True if each
-    value gets a tick label: categories, and a few numbers that are not too close."""
+    """The axis of a swept key, or of keys whose values form pairs: then each pair is a category.
+
+    kind: linear, log or category. values: distinct; numbers are sorted. named: True if each value gets a tick label:
+    categories, and a few numbers that are not too close. joined: True if lines may connect the values; categories,
+    seeds and folds have no order. pair: the keys that form pairs, otherwise empty."""
 
     key: str
     kind: str
     values: list[Any]
     named: bool
+    joined: bool = False
+    pair: tuple[str, ...] = ()
+
+    def value(self, study: Study, job: Job) -> Any:
+        """Return a job's value on this axis; "-" for a key that the job does not have."""
+        found = ["-" if study.lacks(job, key) else study.value(job, key) for key in self.pair or (self.key,)]
+        return tuple(found) if self.pair else found[0]
+
+    def text(self, value: Any) -> str:
+        """Return a value as text, with a line for each key of a pair."""
+        return "\n".join(map(show, value if self.pair else [value]))
 
     def place(self, value: Any) -> float | None:
         """Return the position of a value on the axis, before a logarithm; None if it has none."""
@@ -67,7 +81,14 @@ def axis(study: Study, key: str) -> Axis:
     values = sorted(distinct) if all(map(is_number, distinct)) else distinct
     kind = "log" if is_log(values, key in study.log_keys) else "linear"
     kind = kind if numbers(values) and None not in values else "category"
-    return Axis(key, kind, values, names_fit(values, kind))
+    return Axis(key, kind, values, names_fit(values, kind), kind != "category" and not study.is_repeat(key))
+
+
+def pair_axis(study: Study, keys: Sequence[str]) -> Axis:
+    """Return the axis of keys whose values form pairs, in the order of the jobs."""
+    empty = Axis(", ".join(keys), "category", [], named=True, pair=tuple(keys))
+    found = [empty.value(study, job) for job in study.jobs if job.config]
+    return replace(empty, values=list({repr(value): value for value in found}.values()))
 
 
 def score_axis(study: Study) -> Axis:
@@ -79,10 +100,15 @@ def score_axis(study: Study) -> Axis:
 def axes(study: Study) -> list[Axis]:
     """Return the axes of the swept keys with more than one value, except seeds and folds; the axes of these if there
     are no others."""
-    found = [axis(study, key) for key in config_keys(study)]
-    return [one for one in found if len(one.values) > 1] or [
-        axis(study, key) for key in study.swept if study.is_repeat(key)
-    ]
+    found = {key: one for key in config_keys(study) if len((one := axis(study, key)).values) > 1}
+    for group in study.zipped:
+        keys = [key for key in group if key in found]
+        if len(keys) > 1 and len((pairs := pair_axis(study, keys)).values) < math.prod(
+            len(found[k].values) for k in keys
+        ):
+            found |= dict.fromkeys(keys, pairs)  # otherwise other commands have added all combinations
+    several = list({one.key: one for one in found.values()}.values())
+    return several or [axis(study, key) for key in study.swept if study.is_repeat(key)]
 
 
 def names_fit(values: Sequence[Any], kind: str) -> bool:

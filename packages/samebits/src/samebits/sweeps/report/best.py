@@ -79,9 +79,12 @@ def _header(study: Study, group: Group, name: str) -> str:
     if said := caution(study.objectives):
         lines.append(f"# {said}")
     for objective in study.objectives:
-        mean, std, n = group.mean(objective), group.std(objective), len(group.scores(objective))
+        mean, std = group.mean(objective), group.std(objective)
         spread = f" +- {show(std)}" if std is not None else ""
-        lines.append(f"# {objective.key} {show(mean)}" + (f"{spread}, mean of {n} {study.repeats}" if n > 1 else ""))
+        lines.append(
+            f"# {objective.key} {show(mean)}"
+            + (f"{spread}, mean of {group.averaged(objective)}" if std is not None else "")
+        )
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,8 @@ from samebits.sweeps.report.analyse import (
     value_text,
 )
 from samebits.sweeps.report.best import best_command
-from samebits.sweeps.report.compare import Comparison, comparisons
+from samebits.sweeps.report.compare import Compared, Comparison, comparisons
 from samebits.sweeps.report.importance import Importance, importance
-from samebits.sweeps.report.inference import mean_interval
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.review import scores_of_tests, unequal_n
 from samebits.sweeps.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
@@ -50,23 +49,22 @@ COMPARED = (
 INTERVAL, NEEDED = "95 % interval", "seeds needed"  # columns
 FOLD_NOTE = "the score of a fold is the mean over its seeds; intervals and marks allow for the rows that folds share"
 WITHOUT_SCORE = ("failures", "pruned, unfinished")  # columns: numbers of jobs
-UNEQUAL_NOTE = "n of {most}: fewer scores than other configurations have, so the mean is less certain"
+UNEQUAL_NOTE = "{what} of {most}: fewer {scores} than other configurations have, so the mean is less certain"
 MAX_TESTS = 4  # maximum number of test scores beside the objectives; groups.csv has all
 MAX_COLUMNS = 8  # maximum number of runs whose configs are compared in one table
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best group for one objective. note: another group with a better mean over fewer runs; "" if there is none.
-    repeats: Study.repeats."""
+    """The best group for one objective. averaged: over what the score is the mean. note: another group with a better
+    mean over fewer runs; "" if there is none."""
 
     key: str
     label: str
     score: str
-    n: int
+    averaged: str
     command: str
     note: str
-    repeats: str
 
 
 @dataclass(frozen=True)
@@ -82,12 +80,14 @@ class Section:
 class Facts:
     """The contents of a report.
 
-    groups, jobs: one row per group, best first, and one per job, in the order of the study. unlike: differences between
-    jobs that were not swept. comparisons: each group against the best. front: labels of the Pareto front, if there are
-    several objectives. differences: differences between the configs of runs. review: see review.py.
+    compared: as numbers. groups, jobs: one row per group, best first, and one per job, in the order of the study.
+    unlike: differences between jobs that were not swept. comparisons: each group against the best. front: labels of
+    the Pareto front, if there are several objectives. differences: differences between the configs of runs. review:
+    see review.py.
     """
 
     study: Study
+    compared: Compared
     summary: str
     unlike: Sequence[Section]
     best: Sequence[Best]
@@ -105,6 +105,7 @@ def facts(study: Study) -> Facts:
     compared = comparisons(study)
     return Facts(
         study,
+        compared,
         _summary(study),
         list(_unlike(study)),
         list(_best(study)),
@@ -141,17 +142,17 @@ def _unlike(study: Study) -> Iterable[Section]:
 def _best(study: Study) -> Iterable[Best]:
     for objective in study.objectives:
         if best := best_group(study, objective):
-            n, first = len(best.scores(objective)), groups(study, objective)[0]
+            first = groups(study, objective)[0]
             notes = ["The command trains one of the folds."] if best.folds else []
             if first.values != best.values and first.mean(objective) is not None:
                 better, had, of = score_text(first, objective), first.runs(objective), best.runs(objective)
                 what = "runs" if study.fold_keys else "seeds"
                 notes.append(f"{first.label} has a better mean, {better}, but of {had} of {of} {what} only.")
             said = score_text(best, objective)
-            yield Best(objective.key, best.label, said, n, best_command(best), " ".join(notes), study.repeats)
+            yield Best(objective.key, best.label, said, best.averaged(objective), best_command(best), " ".join(notes))
 
 
-def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> Sheet:
+def group_sheet(study: Study, compared: Compared) -> Sheet:
     """Return a table of means over seeds or folds, the best in bold. Marks show configurations that do not differ
     significantly from the best, or were not tested. Means over folds have an interval."""
     tests = scores_of_tests(study)[:MAX_TESTS]
@@ -165,7 +166,14 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
         verdict = verdicts.get(which, TOO_FEW) if scores and which not in best else ""
         return Score(scores, group.std(objective), which in best, verdict)
 
-    most = unequal_n([len(group.scores(study.objective)) for group in groups(study)]) if study.is_sweep else None
+    most, most_runs = (
+        unequal_n([number(group, study.objective) for group in groups(study)]) if study.is_sweep else None
+        for number in (lambda group, objective: len(group.scores(objective)), Group.runs)
+    )
+
+    def of_most(number: int, most: int | None) -> Cell:
+        return Cell(f"{number} of {most}" if most and 0 < number < most else str(number), number)
+
     rows: list[list[Cell | Score]] = []
     for group in groups(study):
         n, failed = len(group.scores(study.objective)), len(group.failures(study.objective))
@@ -176,8 +184,8 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
             *(score(group, o) for o in study.objectives),
             *(_interval(group, o) for o in study.objectives if study.fold_keys),
             *(Score(group.scores(o), group.std(o)) for o in tests),
-            Cell(f"{n} of {most}" if most and 0 < n < most else str(n), n),
-            *([Cell(str(runs), runs)] if study.fold_keys else []),
+            of_most(n, most),
+            *([of_most(runs, most_runs)] if study.fold_keys else []),
             *(Cell(str(number or ""), number) for number in (failed, left)),
         ])  # fmt: skip
     names = [short_names(keys)[key] for key in keys] if study.is_sweep else ["run"]
@@ -189,17 +197,13 @@ def group_sheet(study: Study, compared: Mapping[str, Sequence[Comparison]]) -> S
     warning = caution(study.objectives)
     scores = [each for row in rows for each in row if isinstance(each, Score)]
     notes = [*([warning] if warning else []), *score_notes(study, "sd", scores)]
-    notes += [UNEQUAL_NOTE.format(most=most)] if most else []
+    notes += [UNEQUAL_NOTE.format(what="n", most=most, scores="scores")] if most else []
+    notes += [UNEQUAL_NOTE.format(what="runs", most=most_runs, scores="runs")] if most_runs and study.fold_keys else []
     return Sheet(head, rows, len(names), notes=notes).without_empty(*WITHOUT_SCORE)
 
 
-def fold_interval(group: Group, objective: Objective) -> tuple[float, float] | None:
-    """Return the 95 % interval of a group's mean over folds; None for fewer than three folds."""
-    return mean_interval(group.scores(objective), test_to_train=group.test_to_train)
-
-
 def _interval(group: Group, objective: Objective) -> Cell:
-    found = fold_interval(group, objective)
+    found = group.interval(objective)
     return Cell("-") if found is None else Cell(f"{found[0]:.3g} to {found[1]:.3g}", found[0])
 
 
@@ -259,8 +263,13 @@ def _job_sheet(study: Study) -> Sheet:
 
 
 def _comparison(study: Study, key: str, compared: Sequence[Comparison]) -> Section:
+    best, objective = compared[0].best, next(o for o in study.objectives if o.key == key)
+    others = any(objective.sign * each.difference < 0 for each in compared)
+    whose = (
+        f" of those with most {'runs' if study.fold_keys else 'seeds'}, {best.averaged(objective)}" if others else ""
+    )
     note = (
-        f"Against {compared[0].best.label}, which has the best mean. Effect size: the difference in standard "
+        f"Against {best.label}, which has the best mean{whose}. Effect size: the difference in standard "
         "deviations, of the pairs of one seed (d_z, Cohen 1988) or, where seeds differ, of the runs (g, Hedges 1981). "
         "Interval: Student's t of the pairs (else Welch's), wider because the best was chosen by these scores. "
         'p: corrected for all rows and that choice (max-T, step-down, normal scores): any false "differs" in this '

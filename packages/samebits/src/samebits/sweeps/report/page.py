@@ -28,15 +28,19 @@ MAX_CURVE = 1500
 
 def page(facts: Facts, paper: Sheet | None = None) -> str:
     """Return the page. paper: the paper's table, None if it was not requested."""
-    text = (WEB / "page.html").read_text("utf-8")
-    parts = {
+    return filled("page.html", {
         "title": facts.study.name.replace("&", "&amp;").replace("<", "&lt;"),
         "style": (WEB / "page.css").read_text("utf-8"),
         # within <script> only </script would end it; JSON allows < as an escape
         "data": json.dumps(data(facts, paper), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "plotly": _plotly(),
         "script": "\n".join((WEB / name).read_text("utf-8") for name in SCRIPTS),
-    }
+    })  # fmt: skip
+
+
+def filled(body: str, parts: Mapping[str, str]) -> str:
+    """Return head.html and the body, with the parts in the places {{name}}, of which each is there once."""
+    text = "".join((WEB / name).read_text("utf-8") for name in ("head.html", body))
     for name, part in parts.items():
         before, _, after = text.partition(f"{{{{{name}}}}}")
         text = before + part + after
@@ -93,8 +97,9 @@ def _sections(sections: Sequence[Section]) -> list[dict[str, Any]]:
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
-    texts, values = [show(value) for value in axis.values], [] if axis.kind == "category" else axis.values
-    return {"key": axis.key, "kind": axis.kind, "values": values, "named": axis.named, "texts": texts}
+    texts, values = [axis.text(value) for value in axis.values], [] if axis.kind == "category" else axis.values
+    known = {"key": axis.key, "kind": axis.kind, "named": axis.named, "joined": axis.joined}
+    return {**known, "values": values, "texts": texts}
 
 
 def _group(facts: Facts, group: Group, found: Sequence[Axis], number: Mapping[str, int]) -> dict[str, Any]:
@@ -104,6 +109,7 @@ def _group(facts: Facts, group: Group, found: Sequence[Axis], number: Mapping[st
         "values": _values(facts.study, group.jobs[0], found),
         "jobs": [number[job.key] for job in group.jobs],
         "means": [group.mean(o) for o in facts.study.objectives],
+        "interval": group.interval(facts.study.objective),
         "front": group.label in facts.front,
     }
 
@@ -137,9 +143,13 @@ def _job(study: Study, job: Job, strides: Mapping[str, int], found: Sequence[Axi
 
 def _values(study: Study, job: Job, found: Sequence[Axis]) -> dict[str, Any]:
     """Return {key: {text, position on its axis}}."""
-    places = {axis.key: axis.place(study.value(job, axis.key)) for axis in found}
-    keys = {*study.swept, *places} if study.is_sweep else places
-    return {key: {"text": value_text(study, job, key), "place": places.get(key)} for key in keys}
+    known = {
+        key: {"text": value_text(study, job, key), "place": None} for key in (study.swept if study.is_sweep else ())
+    }
+    values = {axis.key: (axis, axis.value(study, job)) for axis in found}
+    return known | {
+        key: {"text": axis.text(value), "place": axis.place(value)} for key, (axis, value) in values.items()
+    }
 
 
 def _strides(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, LogFormatterSciNotation, NullLocator
+from matplotlib.ticker import LogFormatter, LogFormatterSciNotation, NullLocator, StrMethodFormatter
 
 from samebits.files import make_folder, replacing
-from samebits.sweeps.report.analyse import Group, groups, is_failure, pareto, show
+from samebits.sweeps.report.analyse import Group, groups, is_failure, pareto
 from samebits.sweeps.report.axes import MAX_AXES, Axis, score_axis, wants_log
 from samebits.sweeps.report.axes import axes as axes_of
 from samebits.sweeps.report.curves import band, curve_scale, values_of
@@ -29,6 +29,7 @@ RC: dict[Any, Any] = {
     "text.parse_math": False, "text.usetex": False,  # $ in a value must not start a formula
 }  # fmt: skip
 MAX_LABEL = 44
+MEAN = "mean and its 95 % interval"
 
 
 def draw(study: Study, folder: Path) -> list[Path]:
@@ -54,10 +55,10 @@ def draw(study: Study, folder: Path) -> list[Path]:
 
 
 def save(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure with the settings RC, without formulas: labels of logarithmic axes are 1e-03 and similar."""
+    """Write a figure with the settings RC, without formulas: logarithmic axes have labels such as 0.001 and 1e-05."""
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         if isinstance(axis.get_major_formatter(), LogFormatterSciNotation):
-            axis.set_major_formatter(LogFormatter())
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         if isinstance(axis.get_minor_formatter(), LogFormatterSciNotation):
             axis.set_minor_formatter(LogFormatter())
     with replacing(path) as file:
@@ -115,19 +116,23 @@ def _group_curve(axes: Axes, group: Group, rank: int, key: str) -> None:
 
 
 def _scores(study: Study) -> Figure | None:
-    """Draw the score against each swept key: one dot per job, the means as a line, or as bars above categories. With
-    two swept keys the color shows the value of the other key."""
+    """Draw the score against each swept key: one dot per job, the means as a line, or as bars above categories, with
+    intervals. With two swept keys the color shows the value of the other key."""
     found, scored = axes_of(study)[:MAX_AXES], score_axis(study)
     if not found or not scored.values:
         return None
     columns = min(len(found), 4)
     rows = -(-len(found) // columns)
-    figure = Figure(figsize=(max(3.4 * columns, 4.8), 3.3 * rows), layout="constrained")
+    widest = max(len(axis.values) if axis.kind == "category" else 0 for axis in found)
+    figure = Figure(
+        figsize=(max(3.4, 0.55 * widest) * columns + 1.4 * (columns == 1), 3.3 * rows), layout="constrained"
+    )
     places = figure.subplots(rows, columns, squeeze=False, sharey=True)
     places[0][0].set_yscale(scored.kind)
+    group_of = {job.key: group for group in groups(study) for job in group.jobs}
     for i, (panel, axis) in enumerate(zip(places.flat, found)):
         other = found[1 - i] if len(found) == 2 else None
-        _score_panel(panel, study, axis, other if other and len(other.values) <= MAX_COLORED else None)
+        _score_panel(panel, study, axis, other if other and len(other.values) <= MAX_COLORED else None, group_of)
     for panel in list(places.flat)[len(found) :]:
         panel.set_axis_off()
     for row in places:
@@ -135,52 +140,82 @@ def _scores(study: Study) -> Figure | None:
     return figure
 
 
-def _score_panel(panel: Axes, study: Study, axis: Axis, split: Axis | None) -> None:
+def _score_panel(panel: Axes, study: Study, axis: Axis, split: Axis | None, group_of: Mapping[str, Group]) -> None:
     """Draw a panel. split: the axis whose values get different colors and shapes."""
     panel.set_xscale("log" if axis.kind == "log" else "linear")
     if axis.named:
         panel.xaxis.set_minor_locator(NullLocator())
-        texts = [show(value) for value in axis.values]
-        panel.set_xticks([axis.place(value) or 0.0 for value in axis.values], [shortened(text, 16) for text in texts])
-        if sum(map(len, texts)) > 30:
+        texts = ["\n".join(shortened(line, 16) for line in axis.text(value).split("\n")) for value in axis.values]
+        panel.set_xticks([axis.place(value) or 0.0 for value in axis.values], texts)
+        if sum(max(map(len, text.split("\n"))) for text in texts) > 30:
             panel.tick_params("x", rotation=30)
-    placed = [(x, job) for job in study.jobs if (x := axis.place(study.value(job, axis.key))) is not None]
-    for i, option in enumerate(split.values if split else [None]):
-        jobs = [(x, j) for x, j in placed if not split or repr(study.value(j, split.key)) == repr(option)]
-        name = show(option) if split else "mean"
-        _score_line(panel, study.objective, jobs, i, name, joined=axis.kind != "category")
+    if axis.kind == "category":
+        panel.set_xlim(-0.5, len(axis.values) - 0.5)
+    placed = [(x, job) for job in study.jobs if (x := axis.place(axis.value(study, job))) is not None]
+    options, ranged = split.values if split else [None], False
+    for i, option in enumerate(options):
+        aside = (i - (len(options) - 1) / 2) * min(0.12, 0.7 / len(options)) if axis.kind == "category" else 0.0
+        jobs = [(x + aside, j) for x, j in placed if not split or repr(split.value(study, j)) == repr(option)]
+        means = _means(jobs, study.objective, group_of)
+        ranged |= any(interval for _, _, interval in means)
+        name = split.text(option).replace("\n", " ") if split else MEAN if ranged else "mean"
+        _score_line(panel, study.objective, jobs, means, i, name, axis.joined)
     if failed := [(x, 1.04) for x, job in placed if is_failure(job, study.objective)]:
         above = panel.get_xaxis_transform()
         panel.plot(*zip(*failed), "x", color=FAILED, ms=5.5, clip_on=False, transform=above, label="failed")
     if panel.get_legend_handles_labels()[0]:
-        title = {"title": split.key, "title_fontsize": 8} if split else {}
-        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, **title)
+        title = {"title": split.key + f": {MEAN}" * ranged, "title_fontsize": 8} if split else {}
+        lines = max((text.get_text().count("\n") for text in panel.get_xticklabels()), default=0) if axis.named else 0
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14 - 0.05 * lines), ncols=4, **title)
     panel.set_title(axis.key, pad=16)
 
 
+Mean = tuple[float, float, tuple[float, float] | None]  # x, mean, its 95 % interval
+
+
+def _means(jobs: Sequence[tuple[float, Job]], objective: Objective, group_of: Mapping[str, Group]) -> list[Mean]:
+    """Return the mean at each x: of the means of the configurations there, so that each has the same weight. Only the
+    mean of one configuration has an interval. jobs: (x, job). group_of: {key of a job: its configuration}."""
+    at: dict[float, list[tuple[Job, float]]] = {}
+    for x, job in jobs:
+        if (score := job.score(objective)) is not None:
+            at.setdefault(x, []).append((job, score))
+    found: list[Mean] = []
+    for x, here in sorted(at.items()):
+        known = list({group_of[job.key].label: group_of[job.key] for job, _ in here}.values())
+        # False if x is a seed or a fold
+        whole = sum(job.score(objective) is not None for group in known for job in group.jobs) == len(here)
+        scores = [group.mean(objective) or 0.0 for group in known] if whole else [score for _, score in here]
+        interval = known[0].interval(objective) if whole and len(known) == 1 else None
+        found.append((x, statistics.fmean(scores), interval))
+    return found
+
+
 def _score_line(
-    panel: Axes, objective: Objective, jobs: Sequence[tuple[float, Job]], i: int, name: str, joined: bool
-) -> None:
+    panel: Axes, objective: Objective, jobs: Sequence[tuple[float, Job]], means: Sequence[Mean], i: int, name: str,
+    joined: bool,
+) -> None:  # fmt: skip
     """Draw a dot for each score, hollow if the job is unfinished, and the means: a line through them if `joined`,
     otherwise a bar each, because categories have no order. jobs: (x, job). All dots are one artist, because 5,000
     artists would take seconds."""
     scored = [(x, score) for x, job in jobs if (score := job.score(objective)) is not None]
     reached = [(x, job.provisional(objective)) for x, job in jobs if job.score(objective) is None]
     unfinished = [(x, score) for x, score in reached if score is not None]
-    by_place: dict[float, list[float]] = {}
-    for x, score in scored:
-        by_place.setdefault(x, []).append(score)
+    has_means = len(scored) > len(means) and (not joined or len(means) <= 12)
     if scored:
-        panel.plot(*zip(*scored), MARKERS[i], color=CATEGORICAL[i], ms=4.5, alpha=0.55, mew=0)
+        label = "" if has_means or name == "mean" else name
+        panel.plot(*zip(*scored), MARKERS[i], color=CATEGORICAL[i], ms=4.5, alpha=0.55, mew=0, label=label)
     if unfinished:
         label = "" if "pruned, unfinished" in panel.get_legend_handles_labels()[1] else "pruned, unfinished"
         look: dict[str, Any] = {"color": FAINT, "ms": 4, "mfc": "none", "mew": 0.8, "zorder": 1.5, "label": label}
         panel.plot(*zip(*unfinished), MARKERS[i], **look)
-    if 1 < len(by_place) <= 12 and any(len(found) > 1 for found in by_place.values()):
-        xs = sorted(by_place)
-        means = [statistics.fmean(by_place[x]) for x in xs]
-        look = {"ms": 3, "lw": 1.2} if joined else {"ms": 16, "mew": 1.6}
-        panel.plot(xs, means, f"-{MARKERS[i]}" if joined else "_", color=CATEGORICAL[i], label=name, **look)
+    if has_means:
+        look = {"ms": 3, "lw": 1.2} if joined else {"ms": 12, "mew": 1.6}
+        xs, ys, _ = zip(*means)
+        style = f"-{MARKERS[i]}" if joined else "_"
+        panel.plot(xs, ys, style, color=CATEGORICAL[i], label=name, **look)
+        if ranges := [(x, *interval) for x, _, interval in means if interval]:
+            panel.vlines(*zip(*ranges), color=CATEGORICAL[i], lw=1.1)
 
 
 def _objectives(study: Study, ranked: Sequence[Group]) -> Figure | None:

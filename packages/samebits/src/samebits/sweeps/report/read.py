@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import platform
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from samebits.code import ENVIRONMENT, Code, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
-from samebits.runs import NOT_COMPUTED, files_of, is_claimed, seconds_until_last_record
+from samebits.runs import NOT_COMPUTED, current_status, files_of, seconds_until_last_record
 from samebits.saved import (
     CONFIG,
     OVERRIDES,
@@ -137,6 +138,15 @@ class Study:
         """Return True if jobs that differ only in this key repeat one configuration: a seed, or a fold."""
         return is_seed(key) or key in self.fold_keys
 
+    @cached_property
+    def zipped(self) -> tuple[tuple[str, ...], ...]:
+        """Return the groups of keys whose values form pairs (sweep.zip), as the commands or the jobs' configs have
+        them."""
+        texts = [o.partition("=")[2] for command in self.commands for o in command if o.startswith("sweep.zip=")]
+        given = [*map(yaml.safe_load, texts), *(job.config.get("sweep.zip") for job in self.jobs)]
+        groups = [group for one in given if one for group in ([one] if isinstance(one[0], str) else one)]
+        return tuple(dict.fromkeys(map(tuple, groups)))
+
     @property
     def repeats(self) -> str:
         """Return over what scores are averaged: "seeds" or "folds"."""
@@ -173,10 +183,7 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
     check_run_dir(path)
     status, environment, result = (read_json(path / name) for name in (STATUS, ENVIRONMENT, RESULT))
     curves, seconds = read_metrics(path / METRICS)
-    state = status.get("status", "queued")
-    here = environment.get("host") == platform.node()  # for other machines the status cannot be checked
-    if state == "running" and here and not is_claimed(path):
-        state = "killed"
+    state = current_status(path) if "status" in status else "queued"
     error = str(status.get("error") or "").strip().splitlines()
     return Job(
         key=key or path.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -25,9 +25,14 @@ from samebits.sweeps.report.analyse import (
     show,
 )
 from samebits.sweeps.report.best import best_command
+from samebits.sweeps.report.compare import Compared, Comparison
 from samebits.sweeps.report.read import Job, Objective, Study
 
 POWER = "perf/power_w"  # logged watts of the GPUs of a run, over all ranks
+INTERVAL = (
+    "the 95 % interval is of the mean over folds, with the correction of Nadeau and Bengio (2003) for the training "
+    "rows that folds share"
+)
 MAX_EDGES, MAX_VALUES, MAX_NAMED = 8, 6, 4  # limits of lines, and of values and configurations in a line
 
 
@@ -45,10 +50,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class Cost:
-    """hours: sum over all jobs. gpu_hours: hours times the number of GPUs of each job. energy_kwh: of
-    the GPUs; None if a job with GPUs has not logged POWER. untimed: number of jobs that began, with unknown time or
-    number of GPUs; they are in no sum."""
+    """jobs: number of jobs in the sums. hours: sum over these jobs. gpu_hours: hours times the number of GPUs of each
+    job. energy_kwh: of the GPUs; None if a job with GPUs has not logged POWER. untimed: number of jobs that began,
+    with unknown time or number of GPUs; they are in no sum."""
 
+    jobs: int
     hours: float
     gpu_hours: float
     energy_kwh: float | None
@@ -99,6 +105,7 @@ def cost(study: Study) -> Cost:
     joules = [energy_j(job) for job in on_gpus]
     measured = [one for one in joules if one is not None]
     return Cost(
+        len(timed),
         sum(seconds for _, seconds, _ in timed) / 3600,
         sum(seconds * len(gpus) for _, seconds, gpus in timed) / 3600,
         sum(measured) / 3.6e6 if measured and len(measured) == len(joules) else None,
@@ -128,7 +135,7 @@ def lines(study: Study) -> list[str]:
     said = [f"Range: {_edge_text(edge, names)}." for edge in found[:MAX_EDGES]]
     if len(found) > MAX_EDGES:
         said.append(f"Range: {len(found) - MAX_EDGES} more best values are at an end of what was tried: report.json.")
-    return [*said, *_unequal(study), *_cost_lines(cost(study), len(study.jobs)), *_code_lines(study)]
+    return [*said, *_repeats(study), *_cost_lines(cost(study), len(study.jobs)), *_code_lines(study)]
 
 
 def _edge_text(edge: Edge, names: dict[str, str]) -> str:
@@ -139,20 +146,26 @@ def _edge_text(edge: Edge, names: dict[str, str]) -> str:
     return f"best {names[edge.key]}={show(edge.value)}{whose} is the {edge.end} tried ({tried})"
 
 
-def _unequal(study: Study) -> list[str]:
+def _repeats(study: Study) -> list[str]:
     if not study.is_sweep:
         return []
-    n = {group.label: len(group.scores(study.objective)) for group in groups(study)}
-    most = max(n.values())
-    fewer = [f"{label} has {number}" for label, number in n.items() if number < most]
-    if not fewer or most < 2:
-        return []
+    ranked, objective = groups(study), study.objective
+    fullest = max(ranked, key=lambda group: group.runs(objective))
+    most = fullest.runs(objective)
+    lacking = [group for group in ranked if group.runs(objective) < most]
+    fewer = [f"{g.label} has {g.averaged(objective) if study.fold_keys else g.runs(objective)}" for g in lacking]
     more = f", and {len(fewer) - MAX_NAMED} more" if len(fewer) > MAX_NAMED else ""
-    return [f"Seeds: not every configuration has {most} scores: {', '.join(fewer[:MAX_NAMED])}{more}."]
+    named = f"{', '.join(fewer[:MAX_NAMED])}{more}."
+    if study.fold_keys and most:
+        interval = INTERVAL if fullest.interval(objective) else "too few folds for an interval"
+        unlike = f" Not every configuration has as many: {named}" if fewer else ""
+        return [f"Folds: {fullest.averaged(objective)}; {interval}.{unlike}"]
+    return [f"Seeds: not every configuration has {most} scores: {named}"] if fewer and most > 1 else []
 
 
 def _cost_lines(found: Cost, num_jobs: int) -> list[str]:
-    said = f"Time: {_number(found.hours)} hours of {num_jobs} jobs"
+    counted = f"{found.jobs} of {num_jobs}" if found.jobs < num_jobs else str(num_jobs)
+    said = f"Time: {_number(found.hours)} hours of {counted} jobs"
     if found.gpus:
         kinds = ", ".join(f"{name} in {number} jobs" for name, number in found.gpus.items())
         said += f", {_number(found.gpu_hours)} GPU hours ({kinds})"
@@ -188,12 +201,26 @@ def _code_lines(study: Study) -> list[str]:
     return [f"Code: {len(found)} versions: {'; '.join(each)}."] if found else []
 
 
-def report_json(study: Study) -> str:
-    """Return report.json: the best configurations, all configurations, and the review."""
+def report_json(study: Study, compared: Compared) -> str:
+    """Return report.json: the best configurations, all configurations, their comparisons with the best, and the
+    review."""
     shown = [*study.objectives, *scores_of_tests(study)]
 
     def scores(group: Group) -> dict[str, Any]:
-        return {o.key: {"mean": group.mean(o), "std": group.std(o), "n": len(group.scores(o))} for o in shown}
+        return {
+            o.key: {
+                "mean": group.mean(o),
+                "std": group.std(o),
+                "interval": group.interval(o),
+                "n": len(group.scores(o)),
+                "runs": group.runs(o),
+            }
+            for o in shown
+        }
+
+    def difference(each: Comparison) -> dict[str, Any]:
+        known = {field.name: getattr(each, field.name) for field in fields(each)}
+        return {**known, "group": each.group.label, "best": each.best.label, "verdict": each.verdict}
 
     best = {o.key: (group, edges(study, o)) for o in study.objectives if (group := best_group(study, o))}
     found = {
@@ -216,6 +243,8 @@ def report_json(study: Study) -> str:
             }
             for group in groups(study)
         ],
+        "comparisons": {key: [difference(each) for each in rows] for key, rows in compared.items()},
+        "repeats": study.repeats,
         "cost": asdict(cost(study)),
         "code": [
             {

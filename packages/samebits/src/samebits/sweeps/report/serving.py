@@ -28,7 +28,7 @@ from samebits.runs import holds_run
 from samebits.sweeps.report import style
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.live import LiveRuns
-from samebits.sweeps.report.page import WEB, page
+from samebits.sweeps.report.page import WEB, filled, page
 from samebits.sweeps.report.study import read_study
 
 PORT = 8100
@@ -146,18 +146,15 @@ class Handler(BaseHTTPRequestHandler):
 
 def live_page(project: Project, folders: list[Path]) -> str:
     """Return the page. Its script requests the data."""
-    text = (WEB / "live.html").read_text("utf-8")
     root = project.root
     title = ", ".join(str(one.relative_to(root) if one.is_relative_to(root) else one) for one in folders)
     data = {"title": title, "colors": style.PAGE, "groups": [], "jobs": []}
-    for name, part in {
+    return filled("live.html", {
+        "title": "Runs",
         "style": (WEB / "page.css").read_text("utf-8") + (WEB / "live.css").read_text("utf-8"),
         "data": json.dumps(data).replace("<", "\\u003c"),
         "script": "\n".join((WEB / name).read_text("utf-8") for name in ("core.js", "live.js")),
-    }.items():
-        before, _, after = text.partition(f"{{{{{name}}}}}")
-        text = before + part + after
-    return text
+    })  # fmt: skip
 
 
 def start_server(project: Project, folders: list[Path], port: int) -> LiveServer:

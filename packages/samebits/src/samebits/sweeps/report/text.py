@@ -7,7 +7,7 @@ from typing import Any
 
 from samebits.sweeps.report.analyse import Group, caution, config_keys, groups, is_failure, short_names, value_text
 from samebits.sweeps.report.escape import block, code, text
-from samebits.sweeps.report.facts import Best, Facts, Section, fold_interval
+from samebits.sweeps.report.facts import Best, Facts, Section
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.review import scores_of_tests
 from samebits.sweeps.report.sheet import Cell, Sheet, csv_text, markdown_table
@@ -49,7 +49,7 @@ def _numbers(group: Group, objective: Objective) -> list[Any]:
     found = [group.mean(objective), group.std(objective), len(group.scores(objective))]
     if not group.folds:
         return found
-    return [*found, *(fold_interval(group, objective) or (None, None)), group.runs(objective)]
+    return [*found, *(group.interval(objective) or (None, None)), group.runs(objective)]
 
 
 def jobs_csv(study: Study) -> str:
@@ -98,8 +98,10 @@ def _section(section: Section) -> str:
 
 
 def _best(best: Best) -> str:
-    seeds = f"{best.n} {best.repeats}" if best.n > 1 else "n = 1"
-    parts = [f"**Best: {text(best.label)}**, {text(best.key)} {best.score} ({seeds})", block(best.command, "bash")]
+    parts = [
+        f"**Best: {text(best.label)}**, {text(best.key)} {best.score} ({best.averaged})",
+        block(best.command, "bash"),
+    ]
     return "\n\n".join([*parts, *([text(best.note)] if best.note else [])])
 
 

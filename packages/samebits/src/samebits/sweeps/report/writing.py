@@ -90,7 +90,7 @@ def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | Non
         "report.csv": jobs_csv(study),
         "groups.csv": groups_csv(study),
         "report.md": markdown(found, [os.path.relpath(path, folder) for path in drawn], note),
-        "report.json": report_json(study),
+        "report.json": report_json(study, found.compared),
         "table.tex": latex_table(found.groups.without(*WITHOUT_SCORE), caution(study.objectives)),
     }
     if not absent:

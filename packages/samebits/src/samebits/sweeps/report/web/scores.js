@@ -5,7 +5,7 @@ const objective = D.objectives[0];
 const short = (text) => (text.length > 16 ? text.slice(0, 15) + "…" : text);
 function axisOf(axis) { // type and ticks for plotly
   const type = axis.kind === "log" ? "log" : "linear";
-  if (axis.kind === "category") return { type, tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map((text) => plain(short(text))), range: [-0.5, axis.texts.length - 0.5] };
+  if (axis.kind === "category") return { type, tickvals: axis.texts.map((_, k) => k), ticktext: axis.texts.map((text) => text.split("\n").map((line) => plain(short(line))).join("<br>")), range: [-0.5, axis.texts.length - 0.5] };
   if (axis.named) return { type, tickvals: axis.values, ticktext: axis.texts.map(plain) };
   const decades = type === "log" ? Math.log10(axis.values[axis.values.length - 1] / axis.values[0]) : 0;
   return { type, ...(decades > 1.5 ? { dtick: Math.ceil(decades / 8), tickformat: "~g" } : {}) }; // 0.001, 0.01 and so on: there is room for no others
@@ -14,19 +14,32 @@ function axisOf(axis) { // type and ticks for plotly
 const placeOf = (axis, cell) => cell?.place ?? null; // null: nowhere
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
+// of the configurations at one place, each with the same weight; the interval is of one configuration, all of whose jobs are shown
+function meanAt(jobs) {
+  const groups = [...new Set(jobs.map((job) => job.group))].map((i) => D.groups[i]);
+  const scored = groups.flatMap((group) => group.jobs.filter((i) => D.jobs[i].scores[0] !== null));
+  const whole = scored.length === jobs.length;
+  return { mean: mean(whole ? groups.map((group) => group.means[0]) : jobs.map((job) => job.scores[0])), interval: whole && groups.length === 1 ? groups[0].interval : null };
+}
+
 function scoreTraces(axis, other) {
   const options = other ? other.texts : [null], colors = palette(), traces = [];
   options.forEach((option, k) => {
     const jobs = D.jobs.filter((j) => shownJob(j) && j.scores[0] !== null && (option === null || j.values[other.key]?.text === option));
-    const points = jobs.map((job) => ({ job, x: placeOf(axis, job.values[axis.key]) })).filter((p) => p.x !== null);
+    const aside = axis.kind === "category" ? (k - (options.length - 1) / 2) * Math.min(0.12, 0.7 / options.length) : 0;
+    const points = jobs.map((job) => ({ job, x: placeOf(axis, job.values[axis.key]) })).filter((p) => p.x !== null).map((p) => ({ job: p.job, x: p.x + aside }));
     const color = colors[k], symbol = SHAPES[k];
     const about = (job) => D.columns.map((c) => `${plain(c.name)}=${plain(job.values[c.key].text)}`).join(" ");
     traces.push({ x: points.map((p) => p.x), y: points.map((p) => p.job.scores[0]), mode: "markers", marker: { color, symbol, size: 8, opacity: 0.65 },
       text: points.map((p) => `job ${p.job.number}: ${about(p.job)}`), hovertemplate: "%{y:.5g}<extra>%{text}</extra>" });
     const places = [...new Set(points.map((p) => p.x))].sort((a, b) => a - b);
-    if (places.length > 1 && places.length <= 12 && points.length > places.length) {
-      const rows = places.map((x) => points.filter((p) => p.x === x).map((p) => p.job.scores[0]));
-      traces.push({ x: places, y: rows.map(mean), ...(axis.kind === "category" ? { mode: "markers", marker: { color, symbol: "line-ew-open", size: 26, line: { width: 2 } } } : { mode: "lines", line: { color, width: 1.6 } }), hovertemplate: `mean %{y:.5g}<extra>${option === null ? "" : plain(option)}</extra>` });
+    if (points.length > places.length && (!axis.joined || places.length <= 12)) {
+      const found = places.map((x) => meanAt(points.filter((p) => p.x === x).map((p) => p.job)));
+      const [below, above] = [0, 1].map((end) => found.map((f) => (f.interval ? Math.abs(f.interval[end] - f.mean) : 0)));
+      const said = found.map((f) => (f.interval ? `mean ${round(f.mean)}, 95 % interval ${f.interval.map(round).join(" to ")}` : `mean ${round(f.mean)}`));
+      traces.push({ x: places, y: found.map((f) => f.mean), error_y: { type: "data", symmetric: false, array: above, arrayminus: below, color, thickness: 1.3, width: 3 },
+        ...(axis.joined ? { mode: "lines+markers", line: { color, width: 1.6 }, marker: { color, symbol, size: 4 } } : { mode: "markers", marker: { color, symbol: "line-ew-open", size: 20, line: { width: 2 } } }),
+        text: said, hovertemplate: `%{text}<extra>${option === null ? "" : plain(option)}</extra>` });
     }
   });
   return traces;
@@ -54,6 +67,7 @@ function drawScores() {
       xaxis: axisOf(axis), yaxis: { title: { text: plain(objective.key), standoff: 6 }, type: D.logScore ? "log" : "linear", domain: [0, failed ? 0.9 : 1] },
       ...(failed ? { yaxis2: { domain: [0.92, 1], range: [0, 1], visible: false, fixedrange: true } } : {}) }), PLOT);
     $(`score-legend-${i}`).replaceChildren(...(partner ? [element("b", {}, `${partner.key}`), ...partner.texts.map((text, k) => element("span", {}, swatch(palette()[k], SHAPES[k]), ` ${text}`))] : []),
+      ...($(`score-${i}`).data.some((trace) => trace.error_y?.array.some((half) => half > 0)) ? [element("span", { class: "quiet" }, "mean and its 95 % interval")] : []),
       ...(D.jobs.some((job) => job.scores[0] === null && job.provisional !== null) ? [element("span", { class: "quiet" }, "○ pruned, unfinished: so far")] : []),
       ...(failed ? [element("span", {}, swatch(failedColor(), "x", true), " failed")] : []));
   });

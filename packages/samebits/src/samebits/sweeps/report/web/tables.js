@@ -68,7 +68,7 @@ function drawBest() {
       const mark = () => getSelection().selectAllChildren(code); // a page of file:// may have no clipboard
       navigator.clipboard ? navigator.clipboard.writeText(best.command).then(done, mark) : mark();
     } }, "Copy");
-    return [element("p", { class: "best" }, element("b", {}, best.label), ` — ${best.key} ${best.score} (${best.n === 1 ? "n = 1" : `${best.n} ${best.repeats}`})`),
+    return [element("p", { class: "best" }, element("b", {}, best.label), ` — ${best.key} ${best.score} (${best.averaged})`),
       element("div", { class: "command" }, code, button), element("p", { class: "quiet" }, best.note)];
   }));
 }
