@@ -47,6 +47,10 @@ Host box
 """
 # in place of ./run there: prints its arguments, works until the file `go` is there, writes a run
 WORK = """#!/usr/bin/env bash
+usage="
+  work      makes a run
+  second    does the same
+  train     its arguments are checked"
 cd "$(dirname "$0")"
 printf '<%s>\\n' "$@"
 trap 'echo saved; exit 75' TERM
@@ -147,7 +151,7 @@ def git(folder: Path, *arguments: str) -> None:
 def there(tmp_path: Path) -> Iterator[There]:
     here = tmp_path / "lab"
     (here / "tools").mkdir(parents=True)
-    for name in ("remote.py", "remote.sh"):
+    for name in ("remote.py", "remote.sh", "remote_arguments.py"):
         shutil.copy(ROOT / "tools" / name, here / "tools")
     (here / "run").write_text(WORK)
     (here / "run").chmod(0o755)
@@ -167,31 +171,31 @@ def test_arguments_status_and_results_arrive_as_they_are(there: There) -> None:
     there.copy.mkdir(parents=True)
     (there.here / "new.py").touch()
     (there.here / "large.h5").touch()
-    process = there.started("box", "train", *ARGUMENTS)
+    process = there.started("box", "work", *ARGUMENTS)
     wait_for(lambda: "run outputs" in there.said(), seconds=30)
     (there.copy / "go").touch()
     assert process.wait(limit(30)) == 7
     said = there.said()
-    assert "".join(f"<{one}>\n" for one in ("train", *ARGUMENTS)) in said
+    assert "".join(f"<{one}>\n" for one in ("work", *ARGUMENTS)) in said
     assert "not copied to box: 1 untracked (new.py)" in said
     assert "not copied to box: 1 ignored (large.h5)" in said
     assert not (there.copy / "new.py").exists()
     found = there.here / "outputs/remote/box/one name/r1"
     assert {path.name for path in found.iterdir()} == {"metrics.jsonl", "config.yaml", "result.json"}
     there.run("--checkpoints", "box", "fetch")
-    assert (found / "checkpoints/last.pt").read_text() == "train\n"
+    assert (found / "checkpoints/last.pt").read_text() == "work\n"
     assert there.run("box", "status").count("ended 7") == 1
 
 
 def test_a_lost_connection_loses_nothing(there: There) -> None:
     """Neither the run nor its output; the same command does not start a second one until the first was shown."""
-    process = there.started("box", "train", "x=1")
+    process = there.started("box", "work", "x=1")
     wait_for(lambda: "run outputs" in there.said(), seconds=30)
     there.lose_the_connection()
     assert process.wait(limit(30)) == 255
     assert "the connection was lost" in there.said()
     assert " running " in there.run("box", "status")
-    again = there.started("box", "train", "x=1")
+    again = there.started("box", "work", "x=1")
     wait_for(lambda: "run outputs" in there.said(), seconds=30)
     assert "the same command" in there.said()
     os.killpg(again.pid, signal.SIGINT)
@@ -201,23 +205,23 @@ def test_a_lost_connection_loses_nothing(there: There) -> None:
     wait_for(lambda: "ended 7" in there.run("box", "status"), seconds=30)
     assert there.run("box", "attach", code=7).count("<x=1>\n") == 1
     assert (there.here / "outputs/remote/box/one name/r1/result.json").exists()
-    there.run("box", "train", "x=1", code=7)  # it was shown: a new one
+    there.run("box", "work", "x=1", code=7)  # it was shown: a new one
     assert there.run("box", "status").count("ended 7") == 2
     wait_for(lambda: not processes_with(str(there.home)), seconds=30)  # none follows a log that nobody reads
 
 
 def test_an_end_that_nobody_saw_is_shown_by_the_same_command(there: There) -> None:
-    process = there.started("box", "train")
+    process = there.started("box", "work")
     wait_for(lambda: "run outputs" in there.said(), seconds=30)
     os.killpg(process.pid, signal.SIGKILL)
     (there.copy / "go").touch()
     wait_for(lambda: "ended 7" in there.run("box", "status"), seconds=30)
-    assert "end\n" in there.run("box", "train", code=7)
+    assert "end\n" in there.run("box", "work", code=7)
     assert there.run("box", "status").count("ended 7") == 1
 
 
 def test_stop_is_a_signal_that_the_run_answers(there: There) -> None:
-    process = there.started("box", "train")
+    process = there.started("box", "work")
     wait_for(lambda: "run outputs" in there.said(), seconds=30)
     stopping = subprocess.run(there.command("box", "stop"), env=there.environment, stdout=subprocess.PIPE, text=True)
     assert "SIGTERM was sent" in stopping.stdout
@@ -226,17 +230,17 @@ def test_stop_is_a_signal_that_the_run_answers(there: There) -> None:
 
 
 def test_only_what_was_copied_is_deleted_and_no_code_changes_under_a_run(there: There) -> None:
-    process = there.started("box", "train")
+    process = there.started("box", "work")
     wait_for(lambda: "run outputs" in there.said(), seconds=30)
     (there.copy / "data.h5").touch()
     (there.here / "it's a $file.txt").unlink()
-    said = there.run("box", "other", code=2)
+    said = there.run("box", "second", code=2)
     assert "is running, and 1 files have changed here (deleted)" in said
     assert (there.copy / "it's a $file.txt").exists()
     (there.copy / "go").touch()
     assert process.wait(limit(30)) == 7
     (there.here / ".gitignore").write_text("*.h5\noutputs/\ngo\n")
-    there.run("box", "other", code=7)
+    there.run("box", "second", code=7)
     assert not (there.copy / "it's a $file.txt").exists()
     assert (there.copy / "data.h5").exists()
     assert (there.copy / ".gitignore").read_text().endswith("go\n")
@@ -257,14 +261,14 @@ def test_names_that_rsync_or_a_locale_could_take_for_something_else(there: There
     for name in names:
         (there.here / name).write_text(name)
     git(there.here, "add", "-A")
-    process = there.started("box", "train")
+    process = there.started("box", "work")
     wait_for(lambda: "run outputs" in there.said(), seconds=30)
     assert [(there.copy / name).read_text() for name in names] == [*names]
     (there.copy / "go").touch()
     assert process.wait(limit(30)) == 7
     (there.here / "_c").unlink()
     (there.here / "#a").unlink()
-    there.run("box", "other", code=7)
+    there.run("box", "second", code=7)
     assert [name for name in names if (there.copy / name).exists()] == [";b", "Z", "z"]
 
 
@@ -273,7 +277,7 @@ def test_what_rsync_says_of_a_fetch(there: There, status: int, code: int) -> Non
     """Files of a run that is writing may vanish; a lost connection is told apart from other failures."""
     (there.here / "go").touch()
     git(there.here, "add", "go")
-    there.run("box", "train", code=7)
+    there.run("box", "work", code=7)
     rsync = there.folder / "rsync"
     rsync.write_text(f'#!/bin/sh\n{shutil.which("rsync")} "$@"\nexit {status}\n')
     rsync.chmod(0o755)
@@ -301,18 +305,18 @@ def test_commands_are_copied_one_after_the_other(there: There) -> None:
     """What fails makes room for the next one; a lock that was left an hour ago is nobody's."""
     (there.here / "go").touch()
     git(there.here, "add", "go")
-    there.run("box", "train", code=7)
+    there.run("box", "work", code=7)
     lock = there.copy / ".remote/copying"
     lock.mkdir()
-    assert "box:remote/lab: another ./run remote is copying" in there.run("box", "other", code=2)
+    assert "box:remote/lab: another ./run remote is copying" in there.run("box", "second", code=2)
     assert lock.exists()
     os.utime(lock, (time.time() - 3700,) * 2)
-    there.run("box", "other", code=7)
+    there.run("box", "second", code=7)
     assert not lock.exists()
     rsync = there.folder / "rsync"
     rsync.write_text("#!/bin/sh\nexit 23\n")
     rsync.chmod(0o755)
-    there.run("box", "third", code=2)
+    there.run("box", "second", "third", code=2)
     assert not lock.exists()
 
 
@@ -332,36 +336,36 @@ def test_batch_jobs_are_those_of_this_folder_whatever_its_path_is(there: There) 
     real.mkdir()
     (there.home / "remote").symlink_to(real)
     (there.here / "run").write_text(
-        "#!/bin/sh\nmkdir -p outputs/a/sweeps/s/.slurm\nprintf 'sweep s: 2 jobs\\n  outputs/a/sweeps/s\\n'\n"
+        "#!/bin/sh\n: '\n  work  x'\nmkdir -p outputs/a/sweeps/s/.slurm\nprintf 'sweep s: 2 jobs\\n  outputs/a/sweeps/s\\n'\n"
     )
     (there.folder / "down").touch()
-    there.run("box", "train")  # no sweep was submitted: SLURM does not matter
+    there.run("box", "work")  # no sweep was submitted: SLURM does not matter
     (there.folder / "down").unlink()
     sweep, token = real / "lab/outputs/a/sweeps/s/.slurm", "20260102-030405-0123abcd.sh"
     other = real / "lab/outputs/b/sweeps/s/.slurm"  # has the same name
     (there.folder / "queue").write_text(f"11|{sweep}/{token}\n12|{sweep}/{token}\n13|{other}/{token}\n14|/x/y.sh\n")
     (there.here / "it's a $file.txt").write_text("2")
-    assert "a job in SLURM's queue is running, and 1 files have changed" in there.run("box", "train", code=2)
+    assert "a job in SLURM's queue is running, and 1 files have changed" in there.run("box", "work", code=2)
     assert "cancelled in SLURM's queue: 11 12\n" in there.run("box", "stop")
     assert (there.folder / "cancelled").read_text() == "11 12\n"
     (there.folder / "down").touch()
-    for command in ("train", "stop"):
+    for command in ("work", "stop"):
         said = there.run("box", command, code=2)
         assert "its jobs are not known, because squeue has failed: slurm_load_jobs error" in said
     (there.folder / "down").unlink()
     (there.folder / "queue").write_text("")
-    there.run("box", "train")
+    there.run("box", "work")
 
 
 def test_a_foreign_folder_is_refused(there: There) -> None:
     (there.home / "hers").mkdir()
     (there.home / "hers/file").touch()
-    said = there.run("--folder", "hers", "box", "train", code=2)
+    said = there.run("--folder", "hers", "box", "work", code=2)
     assert "box:hers: was not made by ./run remote and is not empty" in said
     assert [path.name for path in (there.home / "hers").iterdir()] == ["file"]
     (there.home / "hers/.remote").mkdir()
     (there.home / "hers/.remote/project").write_text("another 123\n")
-    assert "is a copy of another project" in there.run("--folder", "hers", "box", "train", code=2)
+    assert "is a copy of another project" in there.run("--folder", "hers", "box", "work", code=2)
     assert [path.name for path in (there.home / "hers/.remote").iterdir()] == ["project"]
 
 
@@ -369,10 +373,10 @@ def test_a_foreign_folder_is_refused(there: There) -> None:
     ("arguments", "said"),
     [
         (("box",), "what is to run on box?"),
-        (("--folder", "../x", "box", "train"), "--folder ../x: give a path"),
+        (("--folder", "../x", "box", "work"), "--folder ../x: give a path"),
         (("box", "attach"), "./run remote has copied nothing there"),
         (("box", "status", "x"), "status takes no arguments: x"),
-        (("nobody.invalid", "train"), "ssh could not connect"),
+        (("nobody.invalid", "work"), "ssh could not connect"),
     ],
 )
 def test_mistakes_are_one_line(there: There, arguments: tuple[str, ...], said: str) -> None:
@@ -390,9 +394,9 @@ def test_rsync_is_named_where_it_is_missing(there: There, side: str) -> None:
         (tools / name).symlink_to(there.folder / name if name == "ssh" else str(shutil.which(name)))
     if side == "there":  # a profile may set any PATH
         (there.home / ".bash_profile").write_text(f"echo welcome\nexport PATH={shlex.quote(str(tools))}\n")
-        assert "error: box has no rsync" in there.run("box", "train", code=2)
+        assert "error: box has no rsync" in there.run("box", "work", code=2)
         return
-    done = subprocess.run(there.command("box", "train"), env={**os.environ, "PATH": str(tools)}, capture_output=True)
+    done = subprocess.run(there.command("box", "work"), env={**os.environ, "PATH": str(tools)}, capture_output=True)
     assert (done.returncode, done.stderr) == (2, b"error: rsync is not installed here, and ./run remote needs it\n")
 
 
@@ -411,7 +415,7 @@ def test_a_run_of_the_project(tmp_path: Path) -> None:
             (copy / ".venv").symlink_to(here / ".venv")
             said = machine.run("box", "train", *QUICK, "trainer.max_steps=3")
             assert "finished 3 steps" in said
-            found = here / said.splitlines()[-1].strip()
+            found = here / said.splitlines()[-1].removeprefix("brought back to ")
             assert {"metrics.jsonl", "result.json", "config.yaml", "train.log"} <= {one.name for one in found.iterdir()}
             assert not (found / "checkpoints").exists()
             head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=here, text=True).strip()
