@@ -32,16 +32,20 @@ state() {
 runs() { [ ! -d .remote/runs ] || ls -r .remote/runs; } # the newest first
 
 # number|script of the batch jobs in SLURM's queue whose scripts are below a folder, by any of its paths
-batch_jobs() { # folder: of this one, with a / at its end; or nothing
-  local jobs
+batch_jobs() { # folder: of this one, with a / at its end; or nothing: of this one, and sweeps that its runs made elsewhere
+  local jobs id path elsewhere=() below=(-e "|$PWD/$1" -e "|$(pwd -P)/$1" -e "|$(realpath -- "${1:-.}")/")
   command -v squeue >/dev/null || return 0
+  for id in $([ -n "$1" ] || runs); do
+    path=$(sweep "$id")
+    [ "${path:0:1}" != / ] || elsewhere+=("$path") below+=(-e "|$path/" -e "|$(realpath -- "$path")/")
+  done
   if ! jobs=$(squeue --noheader --user "$(id -u)" --format='%A|%o' 2>&1); then
-    # SLURM may be installed without a cluster: then no sweep was submitted
-    [ -n "$(find outputs/ -maxdepth 4 -name .slurm 2>/dev/null | head -n 1)" ] || return 0
+    # SLURM may be installed without a cluster: then no script was submitted
+    [ -n "$(find outputs/ "${elsewhere[@]}" -maxdepth 5 -path '*/.slurm/*.sh' 2>/dev/null | head -n 1)" ] || return 0
     fail "$name:$folder: a sweep was submitted, and its jobs are not known, because squeue has failed: ${jobs##*$'\n'};" \
       "repeat the command later"
   fi
-  grep -F -e "|$PWD/$1" -e "|$(pwd -P)/$1" -e "|$(realpath -- "${1:-.}")/" <<<"$jobs" || :
+  grep -F "${below[@]}" <<<"$jobs" || :
 }
 
 # Prints `attach ID` if this command runs, or ended and was not shown; otherwise what could not bear a change of code, and
@@ -128,7 +132,6 @@ directories() { # id
   found=$({
     sed -n -e 's/, resumed from [^ ,]*$//' -e 's/^run \(.*\)/\1/p' -e 's|^ *\(.*\)/report\.md$|\1|p' "$run/log"
     sweep "$1"
-    find outputs -mindepth 3 -maxdepth 4 -name sweep.json -newer "$run/command" -exec dirname {} \; 2>/dev/null
   } | while IFS= read -r path; do
     [ ! -e "${path%/*}/sweep.json" ] || path=${path%/*}
     [ ! -d "$path" ] || echo "found $path"
@@ -144,9 +147,11 @@ trains() { # id
   for word in "${@:2}"; do case $word in -m | --multirun) ;; -*) return 1 ;; esac done
 }
 
-# The directory of the sweep that the run has named, in the line after its name
+# The directory of the sweep that the run has named, in a line of its own
 sweep() { # id
-  sed -n '/^sweep [^ :]*: /{n;s/^  //p;}' ".remote/runs/$1/log" | head -n 1
+  sed -n 's/^  //p' ".remote/runs/$1/log" | while IFS= read -r path; do
+    [ ! -e "$path/sweep.json" ] || { echo "$path" && break; }
+  done
 }
 
 stop() { # id

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import runpy
@@ -10,41 +9,18 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from common import QUICK, ROOT
 from shell import clone_with_environment
+from sshd import LACKS, There, connected, git
 
-from samebits.testing.processes import free_port, limit, processes_with, wait_for
+from samebits.testing.processes import limit, processes_with, wait_for
 
-SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-LACKS = [name for name in ("ssh", "ssh-keygen", "rsync", "git", "setsid", "bash") if shutil.which(name) is None]
-pytestmark = pytest.mark.skipif(bool(LACKS) or not SSHD, reason=f"not installed: {', '.join(LACKS) or 'sshd'}")
-SSHD_CONFIG = """
-Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/host
-PidFile none
-AuthorizedKeysFile {folder}/user.pub
-StrictModes no
-UsePAM no
-SetEnv HOME={home}
-ForceCommand cd {home} && eval "$SSH_ORIGINAL_COMMAND"
-"""
-SSH_CONFIG = """
-Host box
-  HostName 127.0.0.1
-  Port {port}
-  IdentityFile {folder}/user
-  UserKnownHostsFile {folder}/known
-  StrictHostKeyChecking no
-  LogLevel ERROR
-"""
+pytestmark = pytest.mark.skipif(bool(LACKS), reason=f"not installed: {', '.join(LACKS)}")
 # in place of ./run there: prints its arguments, works until the file `go` is there, writes a run
 WORK = """#!/usr/bin/env bash
 usage="
@@ -62,89 +38,6 @@ echo '{}' >"outputs/one name/r1/result.json"
 echo end
 exit 7
 """
-
-
-@dataclass
-class There:
-    """The other machine: `home` in it, and the project here that is copied to it."""
-
-    folder: Path
-    home: Path
-    here: Path
-    sshd: subprocess.Popen[bytes]
-
-    @property
-    def copy(self) -> Path:
-        return self.home / "remote/lab"
-
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, str(self.here / "tools/remote.py"), *arguments]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}
-
-    def run(self, *arguments: str, code: int = 0) -> str:
-        """All that the command prints. Into a file: ssh keeps the output open for some seconds."""
-        done = self.started(*arguments)
-        assert done.wait(limit(60)) == code, self.said(done)
-        return self.said(done)
-
-    def started(self, *arguments: str) -> subprocess.Popen[bytes]:
-        with open(self.folder / "output", "wb") as file:
-            return subprocess.Popen(
-                self.command(*arguments),
-                stdout=file,
-                stderr=file,
-                env=self.environment,
-                cwd=self.here,
-                start_new_session=True,
-            )
-
-    def said(self, _: object = None) -> str:
-        return (self.folder / "output").read_text()
-
-    def connections(self) -> list[int]:
-        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.sshd.pid)], capture_output=True, text=True)
-        return [int(one) for one in listed.stdout.split()]
-
-    def lose_the_connection(self) -> None:
-        for one in self.connections():
-            children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(one)], capture_output=True, text=True)
-            for process in (one, *map(int, children.stdout.split())):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def connected(folder: Path, here: Path) -> Iterator[There]:
-    home = folder / "home"
-    home.mkdir()
-    for key in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
-    names = {"port": free_port(), "folder": folder, "home": home}
-    (folder / "sshd_config").write_text(SSHD_CONFIG.format(**names))
-    (folder / "ssh_config").write_text(SSH_CONFIG.format(**names))
-    (folder / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
-    (folder / "ssh").chmod(0o755)
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # sshd of root wants it
-    with open(folder / "sshd.log", "wb") as log:
-        sshd = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
-    try:
-        wait_for(lambda: "listening" in (folder / "sshd.log").read_text() or sshd.poll() is not None, seconds=10)
-        if sshd.poll() is not None:
-            pytest.skip(f"sshd does not start here: {(folder / 'sshd.log').read_text()}")
-        yield There(folder, home, here, sshd)
-    finally:
-        (home / "remote/lab/go").parent.mkdir(parents=True, exist_ok=True)
-        (home / "remote/lab/go").touch()  # ends what a failed test has left
-        sshd.terminate()
-        sshd.wait()
-
-
-def git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-c", "user.email=a@b.c", "-c", "user.name=a", *arguments], cwd=folder, check=True)
 
 
 @pytest.fixture
@@ -208,6 +101,59 @@ def test_a_lost_connection_loses_nothing(there: There) -> None:
     there.run("box", "work", "x=1", code=7)  # it was shown: a new one
     assert there.run("box", "status").count("ended 7") == 2
     wait_for(lambda: not processes_with(str(there.home)), seconds=30)  # none follows a log that nobody reads
+
+
+NAMES = """#!/usr/bin/env bash
+usage="
+  train     prints the line of a run"
+[ $# -lt 2 ] || [ "$2" = --help ] || mkdir -p "$2" && echo 1 >"$2/result.json"
+echo "run $2$3"
+echo "run of my own print"
+exit ${4:-0}
+"""
+
+
+@pytest.mark.parametrize("folder", ["outputs/a", "runs of mine/a", "{elsewhere}/a"])
+@pytest.mark.parametrize("end", ["", ", resumed from last_000000004.pt"])
+def test_results_are_fetched_from_any_directory(there: There, folder: str, end: str) -> None:
+    """Also of a resumed run, whose line ends with the checkpoint."""
+    folder = folder.format(elsewhere=there.folder / "elsewhere")
+    (there.here / "run").write_text(NAMES.replace("train", "work"))
+    there.run("box", "work", folder, end)
+    found = there.here / "outputs/remote/box" / folder.removeprefix("outputs/").lstrip("/")
+    assert (found / "result.json").read_text() == "1\n"
+    assert f"    {folder}\n" in there.run("box", "status")
+
+
+def test_a_run_whose_results_cannot_be_fetched_is_an_error(there: There) -> None:
+    (there.here / "run").write_text(NAMES.replace("mkdir -p", ": "))
+    (there.here / "tools/remote_arguments.py").write_text("")
+    git(there.here, "add", "-A")
+    for status, code in ((0, 1), (75, 75), (2, 2)):
+        said = there.run("box", "train", "outputs/a", "", str(status), code=code).splitlines()
+        assert said[-1].startswith("error: box:remote/lab: nothing was brought back, because") is (status != 2), said
+    assert "nothing was brought back" in there.run("box", "fetch", code=2)
+    there.run("box", "train", "--help")  # makes no run
+
+
+def test_mistakes_in_arguments_are_found_before_anything_is_copied(there: There) -> None:
+    """And not after a run has the same command: it is shown."""
+    for arguments, said in (
+        (("optim.lrr=1",), "error: optim.lrr: no such key - did you mean optim.lr?"),
+        (("-m", "trainer.max_steps=3,many", "seed=0,1"), "error: trainer.max_steps: expected an integer or null"),
+        (("--epochs", "3"), "error: unrecognized arguments: --epochs"),
+        (("data=h5", "data.path=only/there.h5", "hardware=cuda", "hydra/launcher=slurm", "-m"), None),
+        (("resume=outputs/there", "optim.lrr=1"), None),
+    ):
+        done = there.started("box", "train", *arguments)
+        if said:
+            assert done.wait(limit(60)) == 2
+            assert there.said().splitlines()[-1].startswith(said)
+            assert not (there.copy / ".remote/files").exists()
+        else:
+            wait_for(lambda: "started" in there.said(), seconds=60)
+            (there.copy / "go").touch()
+            assert done.wait(limit(60)) == 7
 
 
 def test_an_end_that_nobody_saw_is_shown_by_the_same_command(there: There) -> None:
@@ -326,6 +272,18 @@ case "$*" in *%j*) sed 's/|/|s|/' {folder}/queue;; *) cat {folder}/queue;; esac
 """
 
 
+SWEEPS = """#!/bin/sh
+usage="
+  work  has submitted a sweep"
+mkdir -p outputs/a/sweeps/s/.slurm
+touch outputs/a/sweeps/s/sweep.json
+echo "sweep s: new jobs differ from earlier jobs in keys that were not swept"
+echo "  the report separates them"
+echo "sweep s: 2 jobs"
+echo "  outputs/a/sweeps/s"
+"""
+
+
 def test_batch_jobs_are_those_of_this_folder_whatever_its_path_is(there: There) -> None:
     for name, text in (("squeue", SQUEUE), ("scancel", '#!/bin/sh\necho "$*" >>{folder}/cancelled\n')):
         (there.folder / name).write_text(text.format(folder=there.folder))
@@ -335,14 +293,13 @@ def test_batch_jobs_are_those_of_this_folder_whatever_its_path_is(there: There) 
     real = there.folder / "disk"  # the home directory has a link to it
     real.mkdir()
     (there.home / "remote").symlink_to(real)
-    (there.here / "run").write_text(
-        "#!/bin/sh\n: '\n  work  x'\nmkdir -p outputs/a/sweeps/s/.slurm\nprintf 'sweep s: 2 jobs\\n  outputs/a/sweeps/s\\n'\n"
-    )
+    (there.here / "run").write_text(SWEEPS)
     (there.folder / "down").touch()
     there.run("box", "work")  # no sweep was submitted: SLURM does not matter
     (there.folder / "down").unlink()
     sweep, token = real / "lab/outputs/a/sweeps/s/.slurm", "20260102-030405-0123abcd.sh"
     other = real / "lab/outputs/b/sweeps/s/.slurm"  # has the same name
+    (sweep / token).touch()
     (there.folder / "queue").write_text(f"11|{sweep}/{token}\n12|{sweep}/{token}\n13|{other}/{token}\n14|/x/y.sh\n")
     (there.here / "it's a $file.txt").write_text("2")
     assert "a job in SLURM's queue is running, and 1 files have changed" in there.run("box", "work", code=2)
@@ -376,6 +333,11 @@ def test_a_foreign_folder_is_refused(there: There) -> None:
         (("--folder", "../x", "box", "work"), "--folder ../x: give a path"),
         (("box", "attach"), "./run remote has copied nothing there"),
         (("box", "status", "x"), "status takes no arguments: x"),
+        (("box", "--folder", "x", "attach"), "a command does: ./run remote --folder x box train ..."),
+        (("box", "work", "--folder", "x", "a b"), "comes before the command: ./run remote --folder x box work 'a b'"),
+        (("box", "fetch", "--checkpoints"), "comes before the command: ./run remote --checkpoints box fetch"),
+        (("box", "atach"), "no such command: atach - did you mean ./run remote box attach?"),
+        (("status", "box"), "the machine comes first: ./run remote box status"),
         (("nobody.invalid", "work"), "ssh could not connect"),
     ],
 )
