@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run a command of ./run on another machine: copy the project there, start it, show its output, bring back its results.
+"""Run a command of `./run` elsewhere: copy the project there, start it, show its output, bring back its results.
 
     ./run remote HOST train experiment=digits trainer=ddp
     ./run remote HOST attach
@@ -10,7 +10,8 @@
 
 The command there does not end with the connection. The same command shows it again, and `attach` the newest one. Needs
 ssh and rsync here, and bash, rsync and what ./run needs there. Exit status: that of the command there, if it has ended;
-2 a mistake in the arguments, 130 Ctrl-C, 255 the connection is lost: the command goes on there.
+1 its results could not be fetched, 2 a mistake in the arguments, 130 Ctrl-C, 255 the connection is lost: the command
+continues there.
 """
 
 from __future__ import annotations
@@ -131,12 +132,13 @@ def main() -> int:
     before, host, command = split(sys.argv[1:])
     args = parser().parse_args([*before, *host, *command])
     try:
-        check_words(args.folder, args.host, before, command)
+        folder = args.folder or default_folder()
+        check_words(folder, args.host, before, command)
         for program in ("ssh", "rsync", "git"):
             if shutil.which(program) is None:
                 raise Failed(f"{program} is not installed here, and ./run remote needs it")
         with tempfile.TemporaryDirectory(prefix="ssh-", dir="/tmp") as sockets:  # the path of a socket is short
-            host = Host(args.host, args.folder.removeprefix("~/").rstrip("/") or ".", sockets)
+            host = Host(args.host, folder.removeprefix("~/").rstrip("/") or ".", sockets)
             try:
                 return act(host, command, args.checkpoints)
             finally:
@@ -191,12 +193,13 @@ def parser() -> argparse.ArgumentParser:
         "./run remote", description="Run a command of ./run on another machine.", allow_abbrev=False
     )
     made.add_argument(
-        "--folder", default=default_folder(), help="the project's folder there, in the home directory or absolute"
+        "--folder",
+        help="the project's folder there, in the home directory or absolute; default: remote/ and this folder's name",
     )
     made.add_argument("--checkpoints", action="store_true", help="bring back checkpoints, too")
     made.add_argument("host", help="name of the machine, as for ssh: an alias, or user@host")
     made.add_argument(
-        "command", nargs="...", help="a command of ./run with its arguments; or attach, status, fetch, stop [RUN]"
+        "command", nargs="...", help="what to run there, with its arguments; or attach, status, fetch or stop"
     )
     return made
 
