@@ -219,7 +219,7 @@ def act(host: Host, command: list[str], checkpoints: bool) -> int:
         return show(host, host.ask("pick", *run)[0], checkpoints)
     if action == "fetch":
         run_there = host.ask("pick", *run)[0]
-        if not fetch(host, run_there, checkpoints):
+        if "found" not in fetch(host, run_there, checkpoints):
             raise Failed(nothing(host, run_there))
     else:
         print("\n".join(host.ask(action, *run)))
@@ -352,14 +352,14 @@ def show(host: Host, run: str, checkpoints: bool) -> int:
             file=sys.stderr,
         )
         return 130
-    complete = fetch(host, run, checkpoints)
+    lacks = "none" in fetch(host, run, checkpoints)
     state = host.ask("state", run)[0].split()
     host.ask("shown", run)  # last: until then the same command shows it again
     if state[0] != "ended":
         print(f"error: {host.name}: {run} was killed; its log ends above", file=sys.stderr)
         return 1
     status = int(state[1])
-    if complete or status == MISTAKE:
+    if not lacks or status == MISTAKE:
         return status
     print(f"error: {nothing(host, run)}", file=sys.stderr)
     return status or 1
@@ -372,9 +372,9 @@ def nothing(host: Host, run: str) -> str:
     )
 
 
-def fetch(host: Host, run: str, checkpoints: bool) -> bool:
-    """Bring back what the run has written, without checkpoints, below outputs/remote/HOST. Return False if it should
-    have written a directory, and there is none."""
+def fetch(host: Host, run: str, checkpoints: bool) -> set[str]:
+    """Bring back what the run has written, without checkpoints, below outputs/remote/HOST. Return {"found"}, {"none"}
+    if it should have written a directory and there is none, or an empty set if its command writes none."""
     to = ROOT / "outputs/remote" / host.name
     left = ["wandb/", ".lock", ".before/", ".slurm/", *(() if checkpoints else ("checkpoints/",))]
     found = [line.partition(" ") for line in host.ask("directories", run)]
@@ -387,7 +387,7 @@ def fetch(host: Host, run: str, checkpoints: bool) -> bool:
         excluded = [f"--exclude={name}" for name in left]
         host.rsync("-rlt", *excluded, host.at(base), f"{to}/", files=os.fsencode(f"./{path}\0"), fine=(0, VANISHED))
         print(f"brought back to {os.path.relpath(to / path)}", flush=True)
-    return not any(word == "none" for word, _, _ in found)
+    return {word for word, _, _ in found}
 
 
 if __name__ == "__main__":

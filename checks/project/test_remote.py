@@ -114,7 +114,7 @@ exit ${4:-0}
 
 
 @pytest.mark.parametrize("folder", ["outputs/a", "runs of mine/a", "{elsewhere}/a"])
-@pytest.mark.parametrize("end", ["", ", resumed from last_000000004.pt"])
+@pytest.mark.parametrize("end", ["", ", resumed from last_000000004.pt"], ids=["new", "resumed"])
 def test_results_are_fetched_from_any_directory(there: There, folder: str, end: str) -> None:
     """Also of a resumed run, whose line ends with the checkpoint."""
     folder = folder.format(elsewhere=there.folder / "elsewhere")

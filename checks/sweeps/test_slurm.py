@@ -213,7 +213,8 @@ def test_a_sweep_by_run_remote_survives_a_lost_connection(slurm: Cluster, tmp_pa
             assert process.wait(limit(30)) == 255
             assert machine.run("box", *command, "seed=0,1", "sweep=two").count("2 batch jobs submitted") == 1
             assert len(slurm.command("squeue", "-h", "-r", "-t", "all", "-n", "two", "-o", "%i").splitlines()) == 2
-            called([sys.executable, here / "src/train.py", *QUICK, *steps, "seed=1", f"hydra.run.dir={tmp_path}/one"])
+            straight = [here / "run", "train", *QUICK, *steps, "seed=1", f"hydra.run.dir={tmp_path}/one"]
+            subprocess.run(straight, check=True, capture_output=True)
             (run,) = (here / "outputs/remote/box/default/sweeps/two").glob("seed-1_*")
             assert_equal(metrics(run), metrics(tmp_path / "one"))
             assert (run.parent / "report.md").exists()
