@@ -45,8 +45,9 @@ def test_it_says_what_a_run_records_and_chooses(tmp_path: Path) -> None:
     assert chosen["backend"] is None
 
 
-def test_ranks_share_the_machine(tmp_path: Path) -> None:
+def test_ranks_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads are those of one of two ranks, as in the run."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # it would decide alone
     given = ("hardware=cpu", "trainer=ddp", "hardware.num_procs=2", "hardware.deterministic=true")
     text = env(*given).stdout
     log = (start_run(tmp_path / "run", *given, "trainer.max_steps=1", "logger=none") / "train.log").read_text()
