@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run a command of ./run on another machine: copy the project there, start it, show its output, bring back its results.
+"""Run a command of `./run` elsewhere: copy the project there, start it, show its output, bring back its results.
 
     ./run remote HOST train experiment=digits trainer=ddp
     ./run remote HOST attach
@@ -10,14 +10,17 @@
 
 The command there does not end with the connection. The same command shows it again, and `attach` the newest one. Needs
 ssh and rsync here, and bash, rsync and what ./run needs there. Exit status: that of the command there, if it has ended;
-2 a mistake in the arguments, 130 Ctrl-C, 255 the connection is lost: the command goes on there.
+1 its results could not be fetched, 2 a mistake in the arguments, 130 Ctrl-C, 255 the connection is lost: the command
+continues there.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
@@ -34,6 +37,7 @@ MARK = "--- ./run remote ---"
 LOST = 255  # of ssh, if there is no connection
 RSYNC_LOST = (10, 12, 30, 35, LOST)  # statuses of rsync for a connection that is lost or too slow
 VANISHED = 24  # of rsync: files were deleted meanwhile, as by a run that is still writing
+MISTAKE = 2  # of ./run: in the arguments, before the run has a directory
 REFUSED = 3  # of remote.sh, which has printed why
 ACTIONS = ("attach", "status", "fetch", "stop")
 CLOSE = ["-o", "ControlPersist=60", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
@@ -56,7 +60,8 @@ class Host:
 
     def command(self, action: str, *arguments: str) -> tuple[list[str], bytes]:
         """Return the ssh command for an action of remote.sh, and its input."""
-        words = [f"mark={shlex.quote(MARK)}", shlex.join(["set", "--", self.name, self.folder, action, *arguments])]
+        words = [f"mark={shlex.quote(MARK)}", f"remote={shlex.quote(self.said())}"]
+        words += [shlex.join(["set", "--", self.name, self.folder, action, *arguments])]
         script = "\n".join([*words, SCRIPT.read_text(encoding="utf-8")])
         # a login shell: PATH has SLURM and modules. The script is input, so that no shell in between reads its quotes
         return [*self.ssh, self.name, 'exec bash -lc "exec bash -s"'], os.fsencode(script)
@@ -99,10 +104,10 @@ class Host:
                 LOST,
             )
 
-    def said(self, action: str) -> str:
-        """Return the command of the user that does an action."""
+    def said(self, *command: str) -> str:
+        """Return the command of the user that does an action, or its beginning."""
         folder = [] if self.folder == default_folder() else ["--folder", self.folder]
-        return shlex.join(["./run", "remote", *folder, self.name, action])
+        return shlex.join(["./run", "remote", *folder, self.name, *command])
 
     def rsync(self, *arguments: str, files: bytes, fine: tuple[int, ...] = (0,)) -> str:
         """Copy the named files. Return the changes that it lists. fine: statuses of rsync that are no failure."""
@@ -124,21 +129,16 @@ class Host:
 
 def main() -> int:
     """Run the command. Return its exit status."""
-    given = sys.argv[1:]
-    args = parser().parse_args()
-    while given[0].startswith("-"):
-        given = given[2:] if given[0] == "--folder" else given[1:]
-    command = given[1:]  # not args.command: argparse takes a -- out of it
+    before, host, command = split(sys.argv[1:])
+    args = parser().parse_args([*before, *host, *command])
     try:
-        if not re.fullmatch(r"(~/)?[\w./+@-]*[\w+@][\w./+@-]*", args.folder) or ".." in args.folder.split("/"):
-            raise Failed(f"--folder {args.folder}: give a path of letters, digits and ./_+@-, without ..")
-        if not command or command[0].startswith("-"):
-            raise Failed(f"what is to run on {args.host}? ./run remote {args.host} train ..., or {', '.join(ACTIONS)}")
+        folder = args.folder or default_folder()
+        check_words(folder, args.host, before, command)
         for program in ("ssh", "rsync", "git"):
             if shutil.which(program) is None:
                 raise Failed(f"{program} is not installed here, and ./run remote needs it")
         with tempfile.TemporaryDirectory(prefix="ssh-", dir="/tmp") as sockets:  # the path of a socket is short
-            host = Host(args.host, args.folder.removeprefix("~/").rstrip("/") or ".", sockets)
+            host = Host(args.host, folder.removeprefix("~/").rstrip("/") or ".", sockets)
             try:
                 return act(host, command, args.checkpoints)
             finally:
@@ -151,17 +151,55 @@ def main() -> int:
         return 130
 
 
+def split(given: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the options of ./run remote, which are before or after the host, the host, and the command."""
+    options, host, rest = list[str](), list[str](), list(given)
+    while rest and (rest[0].startswith("-") or not host):
+        word = rest.pop(0)
+        (options if word.startswith("-") else host).append(word)
+        if word == "--folder" and rest:
+            options.append(rest.pop(0))
+    return options, host, rest
+
+
+def check_words(folder: str, host: str, options: list[str], command: list[str]) -> None:
+    """Raise Failed for words that are not in the order of ./run remote, or that it does not know."""
+    if not re.fullmatch(r"(~/)?[\w./+@-]*[\w+@][\w./+@-]*", folder) or ".." in folder.split("/"):
+        raise Failed(f"--folder {folder}: give a path of letters, digits and ./_+@-, without ..")
+    commands = re.findall(r"^  ([a-z0-9]+)  +\w", (ROOT / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    known = (*commands, *ACTIONS, "help")
+    if host in known and (not command or command[0] not in known):
+        raise Failed(
+            f"the machine comes first: {shlex.join(['./run', 'remote', *(command[:1] or ['HOST']), host])} ..."
+        )
+    if not command:
+        raise Failed(f"what is to run on {host}? ./run remote {host} train ..., or {', '.join(ACTIONS)}")
+    if command[0] not in known:
+        near = difflib.get_close_matches(command[0], known, 1)
+        all_of_them = f" (./run --help lists all, and there are {', '.join(ACTIONS)})"
+        hint = f" - did you mean ./run remote {host} {near[0]}?" if near else all_of_them
+        raise Failed(f"no such command: {command[0]}{hint}")
+    own = [word for word in command if re.fullmatch(r"--folder(=.*)?|--checkpoints", word)]
+    if own:
+        at = command.index(own[0])
+        count = 2 if own[0] == "--folder" else 1
+        moved = [*options, *command[at : at + count]], [*command[:at], *command[at + count :]]
+        right = shlex.join(["./run", "remote", *moved[0], host, *moved[1]])
+        raise Failed(f"{own[0]} is an option of ./run remote and comes before the command: {right}")
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "./run remote", description="Run a command of ./run on another machine.", allow_abbrev=False
     )
     made.add_argument(
-        "--folder", default=default_folder(), help="the project's folder there, in the home directory or absolute"
+        "--folder",
+        help="the project's folder there, in the home directory or absolute; default: remote/ and this folder's name",
     )
     made.add_argument("--checkpoints", action="store_true", help="bring back checkpoints, too")
     made.add_argument("host", help="name of the machine, as for ssh: an alias, or user@host")
     made.add_argument(
-        "command", nargs="...", help="a command of ./run with its arguments; or attach, status, fetch, stop [RUN]"
+        "command", nargs="...", help="what to run there, with its arguments; or attach, status, fetch or stop"
     )
     return made
 
@@ -180,7 +218,9 @@ def act(host: Host, command: list[str], checkpoints: bool) -> int:
     if action == "attach":
         return show(host, host.ask("pick", *run)[0], checkpoints)
     if action == "fetch":
-        fetch(host, host.ask("pick", *run)[0], checkpoints)
+        run_there = host.ask("pick", *run)[0]
+        if "found" not in fetch(host, run_there, checkpoints):
+            raise Failed(nothing(host, run_there))
     else:
         print("\n".join(host.ask(action, *run)))
     return 0
@@ -199,6 +239,7 @@ def submitted(host: Host, command: list[str]) -> str:
             return run
     run = f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.gmtime())}-{digest}"
     try:
+        check_arguments(host, command)
         copy(host, {word: text for word, _, text in found})
         host.ask("start", run, *command)
     except BaseException:
@@ -207,6 +248,19 @@ def submitted(host: Host, command: list[str]) -> str:
         raise
     print(f"{host.name}:{host.folder}: started {run}", flush=True)
     return run
+
+
+def check_arguments(host: Host, command: list[str]) -> None:
+    """Raise Failed if the command has arguments that no machine accepts; the check has printed why."""
+    if sys.version_info < (3, 10) or any(importlib.util.find_spec(name) is None for name in ("hydra", "numpy", "h5py")):
+        print(f"the arguments are checked by {host.name}, not here: {sys.executable} has no Hydra", flush=True)
+        return
+    check = Path(__file__).with_name("remote_arguments.py")
+    done = subprocess.run([sys.executable, str(check), *command], stdout=subprocess.DEVNULL, check=False)
+    if done.returncode == 2:
+        raise Failed("")
+    if done.returncode != 0:
+        print(f"the arguments are checked by {host.name}, not here: the check has failed (above)", flush=True)
 
 
 def copy(host: Host, there: dict[str, str]) -> None:
@@ -261,7 +315,7 @@ def say_what_is_left(host: Host, repositories: list[str]) -> None:
     ignored = [
         name
         for name in listed("--others", "--ignored", "--exclude-standard", "--directory")
-        if not re.search(r"^(outputs|\.venv)/|(__pycache__|\.egg-info|_cache)/$", name)  # made again there
+        if not re.search(r"^(outputs|\.venv)(/|$)|(__pycache__|\.egg-info|_cache)/$", name)  # made again there
     ]
     for what, names, remedy in (
         ("untracked", others, "git add copies them from the next time"),
@@ -298,20 +352,33 @@ def show(host: Host, run: str, checkpoints: bool) -> int:
             file=sys.stderr,
         )
         return 130
-    fetch(host, run, checkpoints)
+    lacks = "none" in fetch(host, run, checkpoints)
     state = host.ask("state", run)[0].split()
     host.ask("shown", run)  # last: until then the same command shows it again
-    if state[0] == "ended":
-        return int(state[1])
-    print(f"error: {host.name}: {run} was killed; its log ends above", file=sys.stderr)
-    return 1
+    if state[0] != "ended":
+        print(f"error: {host.name}: {run} was killed; its log ends above", file=sys.stderr)
+        return 1
+    status = int(state[1])
+    if not lacks or status == MISTAKE:
+        return status
+    print(f"error: {nothing(host, run)}", file=sys.stderr)
+    return status or 1
 
 
-def fetch(host: Host, run: str, checkpoints: bool) -> None:
-    """Bring back what the run has written, without checkpoints, below outputs/remote/HOST."""
+def nothing(host: Host, run: str) -> str:
+    return (
+        f"{host.name}:{host.folder}: nothing was brought back, because .remote/runs/{run}/log names no directory of a "
+        "run or a sweep that is there"
+    )
+
+
+def fetch(host: Host, run: str, checkpoints: bool) -> set[str]:
+    """Bring back what the run has written, without checkpoints, below outputs/remote/HOST. Return {"found"}, {"none"}
+    if it should have written a directory and there is none, or an empty set if its command writes none."""
     to = ROOT / "outputs/remote" / host.name
     left = ["wandb/", ".lock", ".before/", ".slurm/", *(() if checkpoints else ("checkpoints/",))]
-    for directory in host.ask("directories", run):
+    found = [line.partition(" ") for line in host.ask("directories", run)]
+    for directory in [path for word, _, path in found if word == "found"]:
         outside = directory.startswith("/")
         base, path = ("", directory[1:]) if outside else (host.folder, directory)
         if not outside and path.startswith("outputs/"):
@@ -319,7 +386,8 @@ def fetch(host: Host, run: str, checkpoints: bool) -> None:
         to.mkdir(parents=True, exist_ok=True)
         excluded = [f"--exclude={name}" for name in left]
         host.rsync("-rlt", *excluded, host.at(base), f"{to}/", files=os.fsencode(f"./{path}\0"), fine=(0, VANISHED))
-        print(f"  {os.path.relpath(to / path)}", flush=True)
+        print(f"brought back to {os.path.relpath(to / path)}", flush=True)
+    return {word for word, _, _ in found}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-# What ./run remote does on the other machine. tools/remote.py sends this file through ssh to `bash -s`, after a line
-# `set -- NAME FOLDER ACTION ...`. The rest of the input is empty; its end says that the connection is closed.
+# What ./run remote does on the other machine. tools/remote.py sends this file through ssh to `bash -s`, after lines that
+# set `remote`, the beginning of the user's command, and the arguments: NAME FOLDER ACTION ... The rest of the input is empty; its end says that the connection is closed.
 #
 # FOLDER/.remote/     project   the mark of a folder that may be written: which project it is a copy of
 #                     files     what was copied; only these files are ever deleted
@@ -32,16 +32,20 @@ state() {
 runs() { [ ! -d .remote/runs ] || ls -r .remote/runs; } # the newest first
 
 # number|script of the batch jobs in SLURM's queue whose scripts are below a folder, by any of its paths
-batch_jobs() { # folder: of this one, with a / at its end; or nothing
-  local jobs
+batch_jobs() { # folder: of this one, with a / at its end; or nothing: of this one, and sweeps that its runs made elsewhere
+  local jobs id path elsewhere=() below=(-e "|$PWD/$1" -e "|$(pwd -P)/$1" -e "|$(realpath -- "${1:-.}")/")
   command -v squeue >/dev/null || return 0
+  for id in $([ -n "$1" ] || runs); do
+    path=$(sweep "$id")
+    [ "${path:0:1}" != / ] || elsewhere+=("$path") below+=(-e "|$path/" -e "|$(realpath -- "$path")/")
+  done
   if ! jobs=$(squeue --noheader --user "$(id -u)" --format='%A|%o' 2>&1); then
-    # SLURM may be installed without a cluster: then no sweep was submitted
-    [ -n "$(find outputs/ -maxdepth 4 -name .slurm 2>/dev/null | head -n 1)" ] || return 0
+    # SLURM may be installed without a cluster: then no script was submitted
+    [ -n "$(find outputs/ "${elsewhere[@]}" -maxdepth 5 -path '*/.slurm/*.sh' 2>/dev/null | head -n 1)" ] || return 0
     fail "$name:$folder: a sweep was submitted, and its jobs are not known, because squeue has failed: ${jobs##*$'\n'};" \
       "repeat the command later"
   fi
-  grep -F -e "|$PWD/$1" -e "|$(pwd -P)/$1" -e "|$(realpath -- "${1:-.}")/" <<<"$jobs" || :
+  grep -F "${below[@]}" <<<"$jobs" || :
 }
 
 # Prints `attach ID` if this command runs, or ended and was not shown; otherwise what could not bear a change of code, and
@@ -50,7 +54,7 @@ begin() { # project digest
   local id jobs
   command -v rsync >/dev/null || fail "$name has no rsync: install it there"
   [ ! -L .remote/project ] && [ "$(cat .remote/project 2>/dev/null)" = "$1" ] ||
-    fail "$name:$folder: is a copy of another project; choose another folder: ./run remote --folder FOLDER ..."
+    fail "$name:$folder: is a copy of another project; choose another folder: ./run remote --folder FOLDER $name ..."
   find .remote -maxdepth 1 -name copying -mmin +60 -exec rmdir {} + # its connection was lost
   mkdir .remote/copying 2>/dev/null || fail "$name:$folder: another ./run remote is copying; repeat the command later." \
     "If there is none: ssh $name rmdir $folder/.remote/copying"
@@ -72,7 +76,7 @@ release() { rmdir .remote/copying 2>/dev/null || :; }
 make() { # project
   if [ ! -e .remote/project ]; then
     [ -z "$(ls -A)" ] || fail "$name:$folder: was not made by ./run remote and is not empty; nothing was changed." \
-      "Choose another folder: ./run remote --folder FOLDER ..."
+      "Choose another folder: ./run remote --folder FOLDER $name ..."
     mkdir -p .remote/runs && echo "$1" >.remote/project || fail "$name:$folder: cannot be written"
   fi
 }
@@ -121,21 +125,33 @@ follow() { # id
   done
 }
 
-# The directories that the run has named: of the run, or of its sweep
+# `found PATH` for each directory that the run has named: of the run, or of its sweep. `none` if it trains and has no
+# directory
 directories() { # id
-  local run=.remote/runs/$1 path
-  {
-    sed -n -e 's/^run \(.*\)/\1/p' -e 's|^ *\(.*\)/report\.md$|\1|p' "$run/log"
-    find outputs -mindepth 3 -maxdepth 4 -name sweep.json -newer "$run/command" -exec dirname {} \; 2>/dev/null
+  local run=.remote/runs/$1 path found
+  found=$({
+    sed -n -e 's/, resumed from [^ ,]*$//' -e 's/^run \(.*\)/\1/p' -e 's|^ *\(.*\)/report\.md$|\1|p' "$run/log"
+    sweep "$1"
   } | while IFS= read -r path; do
     [ ! -e "${path%/*}/sweep.json" ] || path=${path%/*}
-    [ ! -d "$path" ] || echo "$path"
-  done | sort -u
+    [ ! -d "$path" ] || echo "found $path"
+  done | sort -u)
+  if [ -n "$found" ]; then echo "$found"; elif trains "$1"; then echo none; fi
 }
 
-# The directory of the sweep that the run has named, in the line after its name
+# Whether the command makes a directory: not with --help, --cfg, ...
+trains() { # id
+  local word
+  eval "set -- $(<".remote/runs/$1/command")" # as `start` has quoted it
+  [ "${1:-}" = train ] || return
+  for word in "${@:2}"; do case $word in -m | --multirun) ;; -*) return 1 ;; esac done
+}
+
+# The directory of the sweep that the run has named, in a line of its own
 sweep() { # id
-  sed -n '/^sweep [^ :]*: /{n;s/^  //p;}' ".remote/runs/$1/log" | head -n 1
+  sed -n 's/^  //p' ".remote/runs/$1/log" | while IFS= read -r path; do
+    [ ! -e "$path/sweep.json" ] || { echo "$path" && break; }
+  done
 }
 
 stop() { # id
@@ -166,14 +182,14 @@ main() {
   cd || exit
   if [ "$action" = make ]; then mkdir -p -- "$folder" && cd -- "$folder" || fail "$name:$folder: cannot be made"; else
     cd -- "$folder" 2>/dev/null && [ -f .remote/project ] ||
-      fail "$name:$folder: ./run remote has copied nothing there; a command does: ./run remote $name train ..."
+      fail "$name:$folder: ./run remote has copied nothing there; a command does: $remote train ..."
   fi
   case $action in
   attach | fetch | stop | pick | follow | state | directories | shown)
     [ -n "$id" ] || [ "$action" != stop ] || id=$(runs | while read -r one; do case $(state "$one") in running*) echo "$one" ;; esac done | head -n 1)
     id=${id:-$(runs | head -n 1)}
     [ -n "$id" ] || fail "$name:$folder: no command was started there"
-    [ -d ".remote/runs/$id" ] || fail "$name:$folder: has no run $id; ./run remote $name status lists them"
+    [ -d ".remote/runs/$id" ] || fail "$name:$folder: has no run $id; $remote status lists them"
     ;;
   esac
   case $action in
@@ -182,7 +198,12 @@ main() {
   follow | state | directories | stop) "$action" "$id" ;;
   shown) : >".remote/runs/$id/shown" ;;
   copied) mv .remote/files.new .remote/files && echo "$id" >.remote/commit ;;
-  status) for id in $(runs); do echo "$id  $(state "$id")  ./run $(<".remote/runs/$id/command")"; done ;;
+  status)
+    for id in $(runs); do
+      echo "$id  $(state "$id")  ./run $(<".remote/runs/$id/command")"
+      directories "$id" | sed -n 's/^found /    /p'
+    done
+    ;;
   esac
 }
 main "$@"; exit # on one line: `read` in follow would take the next one

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, cluster, missing
 from common import QUICK, ROOT, TRAIN
+from shell import clone_with_environment
+from sshd import LACKS, connected, git
 
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, status
 from samebits.testing.processes import called, limit, processes_with, wait_for
@@ -190,3 +192,41 @@ def test_jobs_that_are_cancelled_run_with_the_next_command(slurm: Cluster, tmp_p
     assert process.returncode == 0, said
     assert "2 finished" in said
     assert "resumed from last_" in "".join(path.read_text() for path in folder.glob("*/output.log"))
+
+
+@pytest.mark.skipif(bool(LACKS), reason=f"not installed: {', '.join(LACKS)}")
+def test_a_sweep_by_run_remote_survives_a_lost_connection(slurm: Cluster, tmp_path: Path) -> None:
+    """Jobs are submitted once, results are brought back; a detached sweep keeps the code, and `stop` ends it."""
+    steps = ("trainer.max_steps=1000", "trainer.save_every=null", "trainer.log_every=20")
+    command = ("train", "-m", "hydra/launcher=slurm", *QUICK, *steps)
+    (tmp_path / "there").mkdir()
+    with clone_with_environment(tmp_path) as here:
+        for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "first")):
+            git(here, *words)
+        with connected(tmp_path / "there", here) as machine:
+            (machine.home / ".bash_profile").write_text(f"export SLURM_CONF={slurm.env['SLURM_CONF']}\n")
+            machine.run("box", "help")  # makes the folder
+            (machine.home / "remote/clone/.venv").symlink_to(here / ".venv")
+            process = machine.started("box", *command, "seed=0,1", "sweep=two")
+            wait_for(lambda: "batch jobs submitted" in machine.said(), process, 120)
+            machine.lose_the_connection()
+            assert process.wait(limit(30)) == 255
+            assert machine.run("box", *command, "seed=0,1", "sweep=two").count("2 batch jobs submitted") == 1
+            assert len(slurm.command("squeue", "-h", "-r", "-t", "all", "-n", "two", "-o", "%i").splitlines()) == 2
+            straight = [here / "run", "train", *QUICK, *steps, "seed=1", f"hydra.run.dir={tmp_path}/one"]
+            subprocess.run(straight, check=True, capture_output=True)
+            (run,) = (here / "outputs/remote/box/default/sweeps/two").glob("seed-1_*")
+            assert_equal(metrics(run), metrics(tmp_path / "one"))
+            assert (run.parent / "report.md").exists()
+            slurm.command("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")
+            try:
+                elsewhere = f"hydra.sweep.dir={tmp_path}/elsewhere"
+                detached = (*command, "hydra.launcher.detach=true", "seed=2,3", elsewhere)
+                assert "in SLURM's queue: 2 pending" in machine.run("box", *detached)
+                with open(here / "README.md", "a") as file:
+                    file.write("more\n")
+                assert "a job in SLURM's queue is running" in machine.run("box", "train", "seed=4", code=2)
+                assert "cancelled in SLURM's queue:" in machine.run("box", "stop")
+                assert not slurm.command("squeue", "-h", "-n", "elsewhere")
+            finally:
+                slurm.command("scontrol", "update", "NodeName=n1,n2", "State=RESUME")

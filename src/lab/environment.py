@@ -167,7 +167,7 @@ def choices_text(chosen: dict[str, Any]) -> str:
         ("processes", f"{count}{f' ({by})' if by else ''}"),
         ("backend", chosen["backend"] or "none, because there is one process"),
         ("precision", f"{chosen['precision']} ({chosen['precision_why']})"),
-        ("threads", f"{chosen['threads']}" + (f" ({chosen['threads_why']})" if chosen["threads_why"] else "")),
+        ("threads", f"{chosen['threads']}{' per process' * (count > 1)} ({chosen['threads_why']})"),
         ("batch", f"{batch}; {chosen['eval_batch_size']} in evaluations"),
         ("compile", chosen["compile"] or "false"),
         ("loader", chosen["loader"]),

@@ -259,7 +259,8 @@ def _loader(
     given = config.hardware.num_threads
     padded = getattr(plan, "padded", False)
     transform = make_transform(config, random, dataset, mark, padded)
-    cores = min(int(given), cores_each(dist_env.local_size)) if given != "auto" else None
+    cores = cores_each(dist_env.ranks_here(world.size))  # of a rank, also in a process that only looks (./run env)
+    cores = min(int(given), cores) if given != "auto" else cores
     return Loader(
         dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
         seed=sample_seed(config, split), cores=cores, like=like, split=split,

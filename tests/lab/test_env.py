@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,9 +45,15 @@ def test_it_says_what_a_run_records_and_chooses(tmp_path: Path) -> None:
     assert chosen["backend"] is None
 
 
-def test_ranks_have_a_backend() -> None:
-    text = env("hardware=cpu", "trainer=ddp", "hardware.num_procs=2").stdout
-    for line in ("strategy   ddp", "processes  2 (trainer=single: 1; trainer=fsdp: 2)", "backend    gloo"):
+def test_ranks_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads are those of one of two ranks, as in the run."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # it would decide alone
+    given = ("hardware=cpu", "trainer=ddp", "hardware.num_procs=2", "hardware.deterministic=true")
+    text = env(*given).stdout
+    log = (start_run(tmp_path / "run", *given, "trainer.max_steps=1", "logger=none") / "train.log").read_text()
+    count, why = re.findall(r"threads: (\d+) \((.+?)\)", log)[0]
+    threads = f"threads    {count} per process ({why})"
+    for line in ("strategy   ddp", "processes  2 (trainer=single: 1; trainer=fsdp: 2)", "backend    gloo", threads):
         assert f"  {line}\n" in text
     assert f"torch {torch.__version__}, " in text
 

@@ -66,10 +66,11 @@ def test_a_job_that_goes_back_into_the_queue_may_be_missing_for_a_moment(fake: F
 def test_an_squeue_that_fails_is_told_once_and_nothing_is_submitted(
     fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.set("down", "Unable to contact slurm controller\n")
-    with pytest.raises(RunFailed, match=r"^squeue: Unable to contact slurm controller; nothing was submitted"):
+    fake.set("down", "squeue: error: DNS lookup failed\nsqueue: fatal: Unable to contact slurm controller\n")
+    said_once = r"^hydra/launcher=slurm: squeue failed: Unable to contact slurm controller; nothing was submitted"
+    with pytest.raises(RunFailed, match=said_once):
         a_batch(fake).run()
-    with pytest.raises(RunFailed, match=r"^squeue: Unable to contact slurm controller; nothing was submitted"):
+    with pytest.raises(RunFailed, match=said_once):
         submit_to_slurm(work(fake), options())
     batch = a_batch(fake)
     assert batch._queue() is batch._queue() is None

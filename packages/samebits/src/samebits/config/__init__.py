@@ -29,13 +29,14 @@ if TYPE_CHECKING:
         compose_here,
         composed,
         initialize,
+        parsed,
         quoted,
         register_resolvers,
         remove_if_empty,
         resolved,
         run_hydra,
     )
-    from samebits.config.messages import explain, one_line
+    from samebits.config.messages import check_arguments, explain, one_line
     from samebits.config.wandb_agent import agents_run, is_agent_retry, quote_value, written
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

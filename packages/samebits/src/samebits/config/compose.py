@@ -86,10 +86,7 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
     task.project = project  # type: ignore[attr-defined]
     shown = os.environ.get(_FULL_ERROR)
     arguments = quoted(project, from_agent(project, sys.argv[1:]))
-    # like hydra.main, but not with sys.argv; overrides may be on both sides of -m, as in 1.4
-    parser: Any = get_args_parser()
-    parser.error = _refuse
-    args = parser.parse_intermixed_args(for_a_run(project, arguments))
+    parser, args = parsed(for_a_run(project, arguments))
     if args.experimental_rerun is not None:
         raise ConfigError(
             "--experimental-rerun: not supported, because it unpickles a file - to resume a run, give resume=PATH"
@@ -108,6 +105,15 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
         if shown == "1" or (line := explain(project, error, sys.argv[1:], composed)) is None:
             raise
         raise ConfigError(line if for_a_run(project, arguments) == arguments else line.replace("++", "")) from error
+
+
+def parsed(arguments: Sequence[str]) -> tuple[Any, Any]:
+    """Return (Hydra's parser, the parsed command line). Raise ConfigError for an unknown option.
+
+    Like hydra.main, but not with sys.argv; overrides may be on both sides of -m, as in Hydra 1.4."""
+    parser: Any = get_args_parser()
+    parser.error = _refuse
+    return parser, parser.parse_intermixed_args(list(arguments))
 
 
 def _refuse(message: str) -> NoReturn:

@@ -69,8 +69,8 @@ class Hardware:
 
 
 def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
-    """Resolve every `auto` in a process that will train. May initialize CUDA. Raise ConfigError if an option is not
-    available."""
+    """Resolve every `auto` as a rank of the run does, also in a process that only looks (./run env, ./run tune). May
+    initialize CUDA. Raise ConfigError if an option is not available."""
     device, num_procs = choose_device(hardware), count_processes(hardware, trainer)
     share = check_share(trainer.global_batch_size, num_procs)
     devices = len(gpus()) if trainer.strategy == "dp" else 1  # GPUs of this process
@@ -98,7 +98,7 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     precision, auto = hardware.precision, hardware.precision == "auto"
     if auto:
         precision = "bf16" if half else "fp32"
-    threads = decide_threads(hardware.num_threads, device, hardware.deterministic, dist_env.local_size)
+    threads = decide_threads(hardware.num_threads, device, hardware.deterministic, dist_env.ranks_here(num_procs))
     eval_batch_size = hardware.eval_batch_size or -(-micro[0] // devices)
     mode = "default" if hardware.compile is True else hardware.compile or None
     graph = hardware.cuda_graph

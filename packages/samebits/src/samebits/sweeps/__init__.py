@@ -16,6 +16,7 @@ Errors: ConfigError for the sweep before it starts; RunFailed with the number of
     options                       the config group `sweep` and the options of launchers and sweepers
     progress                      progress lines of long loops
     command                       the command that trains
+    arguments                     check its arguments on a machine without the data
     code                          the code version that each job records
     drive, screen                 due jobs -> launcher -> table -> exit status
     launching                     shared code of the launchers: ends of jobs, signals
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
+    from samebits.sweeps.arguments import configs_of
     from samebits.sweeps.command import leave, train
     from samebits.sweeps.drive import Work, run_sweep, sweep
     from samebits.sweeps.lease import Leases

@@ -167,7 +167,7 @@ def expand(
     for override in parser.parse_overrides(list(arguments)):
         key = override.get_key_element()
         if key.lstrip("+~").partition(".")[0] not in NEVER_COMPARED:
-            choices[key] = _alternatives(override)
+            choices[key] = alternatives(override)
         elif override.is_sweep_override():
             raise ConfigError(
                 f"{override.input_line}: cannot be swept, give one value (quote text that contains commas)"
@@ -197,7 +197,7 @@ def swept_keys(arguments: Sequence[str]) -> list[str]:
     return [o.get_key_element().lstrip("+") for o in parsed if o.is_sweep_override()]
 
 
-def _alternatives(override: Override) -> list[str]:
+def alternatives(override: Override) -> list[str]:
     """Return one override per value of a sweep override: a=1,2 -> [a=1, a=2]."""
     if not override.is_sweep_override():
         return [str(override.input_line)]

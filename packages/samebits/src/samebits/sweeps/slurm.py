@@ -237,5 +237,8 @@ def submitted(found: Outcome) -> str:
 
 
 def unknown(error: NoAnswer) -> str:
-    """Return the message for an squeue that fails."""
-    return f"squeue: {error}; nothing was submitted, because jobs may be in SLURM's queue already - try again later"
+    """Return the message for an squeue that fails before a submission."""
+    return (
+        f"hydra/launcher=slurm: squeue failed: {error}; nothing was submitted, because jobs may be in SLURM's queue "
+        "already - repeat the command later; if squeue never works here, start it on a login node of the cluster"
+    )

@@ -304,8 +304,14 @@ def max_array_size() -> int:
 
 
 def slurm(command: list[str]) -> str:
-    """Return the output of a SLURM command, run without the user's settings (SQUEUE_STATES, SCANCEL_INTERACTIVE)."""
-    return answer_of(command, env=environment_without("SQUEUE_", "SCANCEL_"), new_session=True).decode(errors="replace")
+    """Return the output of a SLURM command, run without the user's settings (SQUEUE_STATES, SCANCEL_INTERACTIVE). Raise
+    NoAnswer with its last error, which the ones before have caused."""
+    try:
+        return answer_of(command, env=environment_without("SQUEUE_", "SCANCEL_"), new_session=True).decode(
+            errors="replace"
+        )
+    except NoAnswer as error:
+        raise NoAnswer(re.split(r"\b(?:error|fatal): ", str(error))[-1]) from None
 
 
 def environment_without(*prefixes: str) -> dict[str, str]:
