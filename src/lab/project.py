@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from samebits.config import quote_value
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.schema import plain
+from samebits.targets import construct
 
 H5, FILLS_MISSING = "lab.datasets.h5.Dataset", "lab.transforms.missing.FillMissing"
-PARQUET = "lab.datasets.parquet.Parquet"
+PARQUET, HUGGING_FACE = "lab.datasets.parquet.Parquet", "lab.datasets.huggingface.HuggingFace"
+PLACES = {H5: "group", PARQUET: "files", HUGGING_FACE: "of"}  # data sets of rows: what names a part in data.splits
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 
 
@@ -29,8 +31,12 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
     from h5rows.integration import sample_shape
 
     with _about_data(_parent_), h5_mistakes():
-        shape = list(sample_shape(_parent_, field))
-    for node in (_parent_.get("transforms") or {}).values():
+        return _with_indicators(list(sample_shape(_parent_, field)), field, _parent_)
+
+
+def _with_indicators(shape: list[int], field: str, data: Any) -> list[int]:
+    """Return the shape of a sample with the columns that FillMissing appends. data: the group `data`."""
+    for node in (data.get("transforms") or {}).values():
         if hasattr(node, "get") and node.get("_target_") == FILLS_MISSING and node.field == field:
             shape[-1] += len(node.columns)
     return shape
@@ -38,16 +44,22 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
 
 def missing_columns(field: str, _parent_: Any) -> list[int]:
     """Return the columns of a field that have NaN in the training rows: ${missing_columns:field} in an entry of
-    data.transforms."""
+    data.transforms. In a cross-validation: in the rows that are divided into folds, so all folds have the same ones."""
     data = _parent_._get_parent()._get_parent()
-    if data.get("_target_") != H5:
-        raise ConfigError(f"{_key(_parent_)}.columns: are found for data=h5 only - give them, such as [0,3]")
-    from lab.datasets.h5 import Dataset
+    if data.get("_target_") not in PLACES:
+        raise ConfigError(
+            f"{_key(_parent_)}.columns: are found for data=h5, parquet and huggingface only - give them, such as [0,3]"
+        )
+    from lab.datasets.columns import columns_with_nan
 
+    own, found = ("_target_", *(one.name for one in fields(DataConfig))), set()
     with _about_data(data):
-        own = ("_target_", *(one.name for one in fields(DataConfig)))
-        with closing(Dataset(**{key: plain(data[key]) for key in data if key not in own}, split="train")) as rows:
-            return rows.columns_with_nan(field)
+        arguments = {key: plain(data[key]) for key in data if key not in own}
+        for split in ("train",) if data.get("folds") is None else ("train", "val"):
+            rows = construct(PROJECT, "data", {"_target_": data._target_, **arguments}, object, split=split)
+            with closing(rows) if hasattr(rows, "close") else nullcontext():
+                found |= {*columns_with_nan(rows, field)}
+    return sorted(found)
 
 
 def h5_outputs(field: str, _parent_: Any) -> int | None:
@@ -71,27 +83,14 @@ def expand(cfg: Any) -> None:
     for key, node in nodes.items():
         if not hasattr(node, "get"):
             continue
-        text, is_h5 = node.get("split_ratio"), node.get("_target_") == H5
-        if text is not None and not is_h5 and node.get("_target_") != PARQUET:
-            raise ConfigError(f"{key}.split_ratio={text}: only for data=h5 and data=parquet - set {key}.splits")
-        if is_h5 and (
-            node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
-        ):
-            from h5rows.integration import fold_splits
-
-            with _about_data(node), h5_mistakes():
-                node.splits = fold_splits(node)
-        elif text is not None:
-            from h5rows.integration import shares_of
-
-            with h5_mistakes():
-                made: dict[str, Any] = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
-            if not is_h5:  # Parquet's entries have files in place of a group
-                made = {
-                    name: part and {"rows": part["rows"], "by": part["by"], "files": None}
-                    for name, part in made.items()
-                }
-            node.splits = made
+        text, place = node.get("split_ratio"), PLACES.get(node.get("_target_"))
+        folded = node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
+        if text is not None and place is None:
+            raise ConfigError(
+                f"{key}.split_ratio={text}: only for data=h5, data=parquet and data=huggingface - set {key}.splits"
+            )
+        if place is not None and (folded or text is not None):
+            _divide(node, key, place, folded)
         if text is not None:
             node.split_ratio = None
     # an entry that is null is removed; if the group is null, all entries are
@@ -107,6 +106,32 @@ def expand(cfg: Any) -> None:
             elif hasattr(parts, "items"):
                 for part in [part for part in parts if parts._get_node(part)._is_none()]:
                     del parts[part]
+
+
+def _divide(node: Any, key: str, place: str, folded: bool) -> None:
+    """Set `splits` of a group `data` as split_ratio and the keys of folds say. place: PLACES of its data set."""
+    from h5rows.integration import fold_splits, shares_of
+
+    def renamed(splits: Any, old: str, new: str) -> Any:
+        if not isinstance(splits, Mapping):
+            return splits
+        return {k: {new if o == old else o: v for o, v in e.items()} if e else e for k, e in splits.items()}
+
+    splits = node.splits if place == "group" else renamed(plain(node.splits), place, "group")
+    if folded:
+        given = ("split_ratio", "split_by", "folds", "fold", "fold_repeat", "stratify_by")
+        with _about_data(node), h5_mistakes():
+            made = fold_splits({**{k: node[k] for k in given if k in node}, "splits": splits})
+    else:
+        with h5_mistakes():
+            made = shares_of(str(node.split_ratio), node.get("split_by"), f"{key}.split_ratio")
+    if place != "group":
+        for entry in made.values():
+            if entry and "index" in entry:  # of split_ratio: shares of the whole file, which h5rows calls /
+                del entry["index"]
+                entry["group"] = "train" if place == "of" else None
+        made = renamed(made, "group", place)
+    node.splits = made
 
 
 def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
@@ -133,7 +158,7 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
 def column_shape(field: str, _parent_: Any) -> list[int]:
     """Return the shape of one sample of a field of columns: ${column_shape:x} in a group `data`."""
     shape, _ = _columns(_parent_)[0].spec.get(field, ((), None))
-    return list(shape) or [1]
+    return _with_indicators(list(shape) or [1], field, _parent_)
 
 
 def column_outputs(field: str, _parent_: Any) -> int:
@@ -144,6 +169,8 @@ def column_outputs(field: str, _parent_: Any) -> int:
 
 def _columns(node: Any) -> tuple[Any, Any]:
     """Return the fields of columns of a data set, and the source of their rows. node: the group `data`."""
+    from lab.datasets.columns import missing_rule
+
     with _about_data(node):
         if node.get("_target_") == PARQUET:
             from lab.datasets.parquet import open_files
@@ -153,7 +180,7 @@ def _columns(node: Any) -> tuple[Any, Any]:
             from lab.datasets.huggingface import open_source
 
             source = open_source(node.path, node.name, node.revision, node._target_.endswith("Stream"))
-        return source.columns(plain(node.fields), node.missing), source
+        return source.columns(plain(node.fields), missing_rule(node.missing)), source
 
 
 def first_part(key: str, _parent_: Any) -> Any:

@@ -398,7 +398,10 @@ def test_the_columns_follow_the_split(tmp_path: Path) -> None:
         (["data.transforms.missing.columns=[1,1]"], "give each column once"),
         (["data.transforms.missing.columns=[-1]"], r"columns\[0\]: must be >= 0"),
         (["data.transforms.missing.field=z"], "no 'z'"),
-        (["data=synthetic", "+data/transforms@data.transforms=missing"], "data=h5 only - give them"),
+        (
+            ["data=synthetic", "+data/transforms@data.transforms=missing"],
+            "data=h5, parquet and huggingface only - give them",
+        ),
     ],
 )
 def test_mistakes_about_missing_values(tmp_path: Path, overrides: list[str], line: str) -> None:
