@@ -12,6 +12,7 @@ from typing import Any
 
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
 from lab.h5_errors import h5_mistakes
+from lab.transforms.order import check_order
 from samebits.config import quote_value
 from samebits.errors import ConfigError
 from samebits.project import Project
@@ -106,6 +107,16 @@ def expand(cfg: Any) -> None:
             elif hasattr(parts, "items"):
                 for part in [part for part in parts if parts._get_node(part)._is_none()]:
                     del parts[part]
+    own = _chain("data", cfg.data)
+    for key, node in nodes.items():
+        check_order(own if node is cfg.data else [*_chain(key, node), *own])
+
+
+def _chain(key: str, node: Any) -> list[tuple[str, Any]]:
+    """Return (key, node) of each transform of a group `data`."""
+    chain = node.get("transforms") if hasattr(node, "get") else None
+    named = chain.items() if hasattr(chain, "items") else ()
+    return [(f"{key}.transforms.{name}", one) for name, one in named if hasattr(one, "get")]
 
 
 def _divide(node: Any, key: str, place: str, folded: bool) -> None:
