@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
-from lab.h5_errors import h5_mistakes
+from lab.h5_errors import H5_COMMAND, h5_mistakes
 from lab.transforms.order import check_order
 from samebits.config import quote_value
 from samebits.errors import ConfigError
@@ -22,6 +22,7 @@ from samebits.targets import construct
 H5, FILLS_MISSING = "lab.datasets.h5.Dataset", "lab.transforms.missing.FillMissing"
 PARQUET, HUGGING_FACE = "lab.datasets.parquet.Parquet", "lab.datasets.huggingface.HuggingFace"
 PLACES = {H5: "group", PARQUET: "files", HUGGING_FACE: "of"}  # data sets of rows: what names a part in data.splits
+SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files that save_to_disk of `datasets` writes
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 
 
@@ -84,6 +85,8 @@ def expand(cfg: Any) -> None:
     for key, node in nodes.items():
         if not hasattr(node, "get"):
             continue
+        if node.get("_target_") == H5:
+            _check_is_hdf5(key, node.get("path"))
         text, place = node.get("split_ratio"), PLACES.get(node.get("_target_"))
         folded = node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
         if text is not None and place is None:
@@ -114,9 +117,33 @@ def expand(cfg: Any) -> None:
 
 def _chain(key: str, node: Any) -> list[tuple[str, Any]]:
     """Return (key, node) of each transform of a group `data`."""
-    chain = node.get("transforms") if hasattr(node, "get") else None
+    chain: Any = node.get("transforms") if hasattr(node, "get") else None
     named = chain.items() if hasattr(chain, "items") else ()
     return [(f"{key}.transforms.{name}", one) for name, one in named if hasattr(one, "get")]
+
+
+def _check_is_hdf5(key: str, path: Any) -> None:
+    """Raise ConfigError for a path of data=h5 that is data of another format, with the option that reads it."""
+    from h5py import is_hdf5
+
+    from h5rows.integration import BY_SUFFIX
+
+    path = path[0] if isinstance(path, Sequence) and path and not isinstance(path, str) else path
+    if not isinstance(path, str) or "://" in path:
+        return
+    place, fields = Path(path), "data.fields={x: COLUMN, y: COLUMN}"
+    is_folder, suffix = place.is_dir(), place.suffix.lower()
+    if suffix == ".parquet" or (is_folder and any(place.rglob("*.parquet"))):
+        remedy = f"{shlex.join(['data=parquet', f'data.path={path}', fields])} (docs/parquet.md)"
+    elif suffix == ".arrow" or (is_folder and any((place / name).is_file() for name in SAVED)):
+        folder = path if is_folder else str(place.parent)
+        remedy = f"{shlex.join(['data=huggingface', f'data.path={folder}', fields])} (docs/parquet.md)"
+    elif suffix in BY_SUFFIX and not (place.is_file() and is_hdf5(path)):
+        made = str(place.with_suffix(".h5"))
+        remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then data.path={made} (docs/pack_data.md)"
+    else:
+        return
+    raise ConfigError(f"{key}.path={path}: is not HDF5 - use {remedy}")
 
 
 def _divide(node: Any, key: str, place: str, folded: bool) -> None:
@@ -126,8 +153,9 @@ def _divide(node: Any, key: str, place: str, folded: bool) -> None:
     def renamed(splits: Any, old: str, new: str) -> Any:
         if not isinstance(splits, Mapping):
             return splits
-        return {k: {new if o == old else o: v for o, v in e.items()} if e else e for k, e in splits.items()}
+        return {k: e and {new if o == old else o: v for o, v in e.items()} for k, e in splits.items()}
 
+    made: dict[str, Any]
     splits = node.splits if place == "group" else renamed(plain(node.splits), place, "group")
     if folded:
         given = ("split_ratio", "split_by", "folds", "fold", "fold_repeat", "stratify_by")

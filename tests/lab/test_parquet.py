@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from common import QUICK, needs
 
 from lab.config import Config, check
 from lab.loaders import make_dataset
+from lab.project import PROJECT
 from samebits.data import TrainPlan
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import assert_undisturbed, compose, killed_at, result, start_run
@@ -230,6 +233,23 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, columns: Any, fields: A
     with pytest.raises(ConfigError, match=said) as error:
         opened(tmp_path, fields, **options)
     assert "\n" not in str(error.value)
+
+
+def test_a_path_of_data_h5_in_another_format_names_the_option_that_reads_it(folder: Path, tmp_path: Path) -> None:
+    part, arrow = folder / "0/part-0.parquet", tmp_path / "hf"
+    arrow.mkdir()
+    (arrow / "state.json").write_text("{}")
+    shutil.copy(PROJECT.root / "data/digits.h5", tmp_path / "digits.npz")  # only its name is wrong
+    for path, said in (
+        (part, f"use data=parquet data.path={part} 'data.fields={{x: COLUMN, y: COLUMN}}' (docs/parquet.md)"),
+        (folder / "0", f"use data=parquet data.path={folder / '0'} "),
+        (arrow, f"use data=huggingface data.path={arrow} "),
+        (arrow / "data-00000-of-00001.arrow", f"use data=huggingface data.path={arrow} "),
+        (tmp_path / "t.csv", f"use ./run h5 pack {tmp_path / 't.csv'} {tmp_path / 't.h5'}, then data.path="),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"data.path={path}: is not HDF5 - {said}")):
+            compose(f"data.path={path}")
+    assert compose(f"data.path={tmp_path / 'digits.npz'}").data.num_outputs == 10
 
 
 def test_files_that_differ_or_are_none_are_named(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from lab.datasets.columns import (
 )
 from samebits.data import ChunkWindows, shuffled
 from samebits.errors import ConfigError, RunFailed
-from samebits.extras import need
+from samebits.extras import need, pip_install
 from samebits.files import in_words
 from samebits.schema import Count, NotNegativeInt
 
@@ -378,7 +378,11 @@ def _system(url: str) -> tuple[Any, str]:
     fsspec = need("fsspec.core", f"data.path={url}", "fsspec", "remote")
     try:
         return fsspec.url_to_fs(url)  # type: ignore[no-any-return]
-    except (ImportError, ValueError) as error:  # s3fs or aiohttp is missing; an unknown protocol
+    except ImportError as error:
+        package = {"s3": "s3fs", "http": "aiohttp requests", "https": "aiohttp requests"}.get(url.partition("://")[0])
+        remedy = f" - {pip_install(package)}" if package else ""
+        raise ConfigError(f"data.path={url}: {_line(error)}{remedy}") from None
+    except ValueError as error:  # an unknown protocol
         raise ConfigError(f"data.path={url}: {_line(error)}") from None
 
 

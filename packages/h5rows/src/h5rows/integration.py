@@ -12,8 +12,8 @@ arguments are keys of `data`.
     shares_of, fold_splits, split_of, rows_in_share   the rows of a split; check_folds, fold_rows: of a fold
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
     fetch                                         download all remote files
-    PackOptions, open_source, FileSource          a source of samples as `pack` reads it
-    run, proposal                                 the command, and its summary of a packed file
+    PackOptions, open_source, FileSource          a source of samples as `pack` reads it; BY_SUFFIX: suffix -> format
+    run, proposal, calling                        the command, its summary of a packed file, its name in messages
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from h5rows.lazy_imports import lazy_getattr, names_of
 if TYPE_CHECKING:
     from h5rows.command import run as run
     from h5rows.conventions.choice import suggestion as suggestion
+    from h5rows.importers import BY_SUFFIX as BY_SUFFIX
     from h5rows.importers import open_source as open_source
     from h5rows.importers.files import FileSource as FileSource
     from h5rows.options import PackOptions as PackOptions
     from h5rows.packing.inspect import proposal as proposal
     from h5rows.probe import num_outputs as num_outputs
     from h5rows.probe import sample_shape as sample_shape
+    from h5rows.program import calling as calling
     from h5rows.reading.copies import files_of as files_of
     from h5rows.reading.fields import Fixed as Fixed
     from h5rows.reading.fields import open_field as open_field
