@@ -22,7 +22,7 @@ from samebits.targets import construct
 H5, FILLS_MISSING = "lab.datasets.h5.Dataset", "lab.transforms.missing.FillMissing"
 PARQUET, HUGGING_FACE = "lab.datasets.parquet.Parquet", "lab.datasets.huggingface.HuggingFace"
 PLACES = {H5: "group", PARQUET: "files", HUGGING_FACE: "of"}  # data sets of rows: what names a part in data.splits
-SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files that save_to_disk of `datasets` writes
+PACKED = (".npy", ".npz", ".pth", ".csv", ".tsv", ".txt", ".tar", ".tfrecord", ".lmdb", ".zarr", ".n5")  # by ./run h5
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 
 
@@ -126,8 +126,6 @@ def _check_is_hdf5(key: str, path: Any) -> None:
     """Raise ConfigError for a path of data=h5 that is data of another format, with the option that reads it."""
     from h5py import is_hdf5
 
-    from h5rows.integration import BY_SUFFIX
-
     path = path[0] if isinstance(path, Sequence) and path and not isinstance(path, str) else path
     if not isinstance(path, str) or "://" in path:
         return
@@ -135,10 +133,10 @@ def _check_is_hdf5(key: str, path: Any) -> None:
     is_folder, suffix = place.is_dir(), place.suffix.lower()
     if suffix == ".parquet" or (is_folder and any(place.rglob("*.parquet"))):
         remedy = f"{shlex.join(['data=parquet', f'data.path={path}', fields])} (docs/parquet.md)"
-    elif suffix == ".arrow" or (is_folder and any((place / name).is_file() for name in SAVED)):
+    elif suffix == ".arrow" or any((place / name).is_file() for name in ("state.json", "dataset_dict.json")):
         folder = path if is_folder else str(place.parent)
         remedy = f"{shlex.join(['data=huggingface', f'data.path={folder}', fields])} (docs/parquet.md)"
-    elif suffix in BY_SUFFIX and not (place.is_file() and is_hdf5(path)):
+    elif suffix in PACKED and not (place.is_file() and is_hdf5(path)):
         made = str(place.with_suffix(".h5"))
         remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then data.path={made} (docs/pack_data.md)"
     else:

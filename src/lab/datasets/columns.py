@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from h5rows.integration import check_folds, fold_rows, rows_in_share
+from h5rows.integration import fold_rows, rows_in_share
 from lab.h5_errors import h5_mistakes
 from samebits.errors import ConfigError, RunFailed
 
@@ -165,7 +165,6 @@ def rows_of_split(
     val or null}. key: its name in messages. column: (name, key) -> all values of a column."""
     by, share, part = entry.get("by") or "random", entry.get("rows"), entry.get("fold")
     with h5_mistakes():
-        check_folds(folds, fold, fold_repeat, stratify_by)
         if part is not None and folds is None:
             raise ConfigError(f"{key}.fold={part}: has no effect without data.folds - set data.folds and data.fold")
         if share is None and part is None:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from lab.datasets.columns import Columns, flattened, joined_values, missing_rule, rows_of_split, sorted_classes
-from lab.project import SAVED
 from samebits.errors import ConfigError
 from samebits.extras import need
 from samebits.schema import NotNegativeInt
+
+SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files that save_to_disk writes
 
 
 class HuggingFace:

@@ -9,10 +9,10 @@ Errors: ConfigError. It names an argument as the program's user writes it: set `
 arguments are keys of `data`.
 
     sample_shape, num_outputs, suggestion         of a file: shape of a sample, number of outputs, suggested x and y
-    shares_of, fold_splits, split_of, rows_in_share   the rows of a split; check_folds, fold_rows: of a fold
+    shares_of, fold_splits, split_of, rows_in_share   the rows of a split; fold_rows: of a fold
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
     fetch                                         download all remote files
-    PackOptions, open_source, FileSource          a source of samples as `pack` reads it; BY_SUFFIX: suffix -> format
+    PackOptions, open_source, FileSource          a source of samples as `pack` reads it
     run, proposal, calling                        the command, its summary of a packed file, its name in messages
 """
 
@@ -25,7 +25,6 @@ from h5rows.lazy_imports import lazy_getattr, names_of
 if TYPE_CHECKING:
     from h5rows.command import run as run
     from h5rows.conventions.choice import suggestion as suggestion
-    from h5rows.importers import BY_SUFFIX as BY_SUFFIX
     from h5rows.importers import open_source as open_source
     from h5rows.importers.files import FileSource as FileSource
     from h5rows.options import PackOptions as PackOptions
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from h5rows.reading.opening import split_of as split_of
     from h5rows.reading.raw import ChunkCache as ChunkCache
     from h5rows.reading.remote import fetch as fetch
-    from h5rows.selection import check_folds as check_folds
     from h5rows.selection import fold_rows as fold_rows
     from h5rows.selection import fold_splits as fold_splits
     from h5rows.selection import rows_in_share as rows_in_share
