@@ -156,6 +156,12 @@ def _divide(node: Any, key: str, place: str, folded: bool) -> None:
     made: dict[str, Any]
     splits = node.splits if place == "group" else renamed(plain(node.splits), place, "group")
     if folded:
+        divided = node.get("folds") is not None and node.get("fold") is not None and node.get("split_ratio") is None
+        if place != "group" and divided and splits.get("val") is not None:
+            raise ConfigError(
+                f"{key}.splits.val: each fold is the validation split of a run - set {key}.split_ratio=80/0/20, or "
+                f"{key}.splits.val=null, which leaves its rows unused"
+            )
         given = ("split_ratio", "split_by", "folds", "fold", "fold_repeat", "stratify_by")
         with _about_data(node), h5_mistakes():
             made = fold_splits({**{k: node[k] for k in given if k in node}, "splits": splits})

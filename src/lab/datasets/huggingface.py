@@ -176,8 +176,10 @@ class Source:
         if unknown := sorted(set(entry) - {*allowed, *([] if self.streaming else ["fold"])}):
             raise ConfigError(f"{key} has {unknown[0]!r}; allowed: {', '.join(allowed)}")
         if entry.get("of") not in self.splits:
+            remedy = "" if self.streaming else ", or data.split_ratio=80/10/10, which divides train"
             raise ConfigError(
-                f"{key}.of={entry.get('of')}: {self._where} has no such split; it has {', '.join(self.splits)}"
+                f"{key}.of={entry.get('of')}: {self._where} has no such split; it has {', '.join(self.splits)} - name "
+                f"one, or set {key}=null{remedy}"
             )
         return str(entry["of"])
 
