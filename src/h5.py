@@ -16,8 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from h5rows.integration import proposal, run
+from lab.h5_errors import H5_COMMAND
 from lab.project import train_on
 from samebits.errors import plain_output
+
+VARYING = (
+    "for x of 20 steps add data.fields.x=NAME 'data/transforms=[to_float,window,center_window]' "
+    "data.transforms.window.size=20 data.transforms.center_window.size=20 data.input_shape=[20], or [20,F] for rows "
+    "(T, F): docs/video_audio.md"
+)
 
 
 def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
@@ -46,7 +53,7 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
 def main() -> int:
     """Run the command. Return its exit status."""
     plain_output()
-    return run(("./run", "h5"), train_command, train_on)
+    return run(H5_COMMAND, train_command, train_on, VARYING)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ Each module of lab that uses h5rows does so in a block `with h5_mistakes():`, or
 from functools import partial
 
 from h5rows import ConfigError
+from h5rows.integration import calling
 from samebits.errors import mistakes_of, with_mistakes_of
 
+H5_COMMAND = calling.command = ("./run", "h5")  # as messages of h5rows name its commands
 ConfigError.group = "data."  # prefix of h5rows' arguments in its messages: their config group
 
 h5_mistakes = partial(mistakes_of, ConfigError)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
-from lab.h5_errors import h5_mistakes
+from lab.h5_errors import H5_COMMAND, h5_mistakes
+from lab.transforms.order import check_order
 from samebits.config import quote_value
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.schema import plain
+from samebits.targets import construct
 
 H5, FILLS_MISSING = "lab.datasets.h5.Dataset", "lab.transforms.missing.FillMissing"
-PARQUET = "lab.datasets.parquet.Parquet"
+PARQUET, HUGGING_FACE = "lab.datasets.parquet.Parquet", "lab.datasets.huggingface.HuggingFace"
+PLACES = {H5: "group", PARQUET: "files", HUGGING_FACE: "of"}  # data sets of rows: what names a part in data.splits
+PACKED = (".npy", ".npz", ".pth", ".csv", ".tsv", ".txt", ".tar", ".tfrecord", ".lmdb", ".zarr", ".n5")  # by ./run h5
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 
 
@@ -29,8 +33,12 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
     from h5rows.integration import sample_shape
 
     with _about_data(_parent_), h5_mistakes():
-        shape = list(sample_shape(_parent_, field))
-    for node in (_parent_.get("transforms") or {}).values():
+        return _with_indicators(list(sample_shape(_parent_, field)), field, _parent_)
+
+
+def _with_indicators(shape: list[int], field: str, data: Any) -> list[int]:
+    """Return the shape of a sample with the columns that FillMissing appends. data: the group `data`."""
+    for node in (data.get("transforms") or {}).values():
         if hasattr(node, "get") and node.get("_target_") == FILLS_MISSING and node.field == field:
             shape[-1] += len(node.columns)
     return shape
@@ -38,16 +46,22 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
 
 def missing_columns(field: str, _parent_: Any) -> list[int]:
     """Return the columns of a field that have NaN in the training rows: ${missing_columns:field} in an entry of
-    data.transforms."""
+    data.transforms. In a cross-validation: in the rows that are divided into folds, so all folds have the same ones."""
     data = _parent_._get_parent()._get_parent()
-    if data.get("_target_") != H5:
-        raise ConfigError(f"{_key(_parent_)}.columns: are found for data=h5 only - give them, such as [0,3]")
-    from lab.datasets.h5 import Dataset
+    if data.get("_target_") not in PLACES:
+        raise ConfigError(
+            f"{_key(_parent_)}.columns: are found for data=h5, parquet and huggingface only - give them, such as [0,3]"
+        )
+    from lab.datasets.columns import columns_with_nan
 
+    own, found = ("_target_", *(one.name for one in fields(DataConfig))), set()
     with _about_data(data):
-        own = ("_target_", *(one.name for one in fields(DataConfig)))
-        with closing(Dataset(**{key: plain(data[key]) for key in data if key not in own}, split="train")) as rows:
-            return rows.columns_with_nan(field)
+        arguments = {key: plain(data[key]) for key in data if key not in own}
+        for split in ("train",) if data.get("folds") is None else ("train", "val"):
+            rows = construct(PROJECT, "data", {"_target_": data._target_, **arguments}, object, split=split)
+            with closing(rows) if hasattr(rows, "close") else nullcontext():
+                found |= {*columns_with_nan(rows, field)}
+    return sorted(found)
 
 
 def h5_outputs(field: str, _parent_: Any) -> int | None:
@@ -71,27 +85,16 @@ def expand(cfg: Any) -> None:
     for key, node in nodes.items():
         if not hasattr(node, "get"):
             continue
-        text, is_h5 = node.get("split_ratio"), node.get("_target_") == H5
-        if text is not None and not is_h5 and node.get("_target_") != PARQUET:
-            raise ConfigError(f"{key}.split_ratio={text}: only for data=h5 and data=parquet - set {key}.splits")
-        if is_h5 and (
-            node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
-        ):
-            from h5rows.integration import fold_splits
-
-            with _about_data(node), h5_mistakes():
-                node.splits = fold_splits(node)
-        elif text is not None:
-            from h5rows.integration import shares_of
-
-            with h5_mistakes():
-                made: dict[str, Any] = shares_of(str(text), node.get("split_by"), f"{key}.split_ratio")
-            if not is_h5:  # Parquet's entries have files in place of a group
-                made = {
-                    name: part and {"rows": part["rows"], "by": part["by"], "files": None}
-                    for name, part in made.items()
-                }
-            node.splits = made
+        if node.get("_target_") == H5:
+            _check_is_hdf5(key, node.get("path"))
+        text, place = node.get("split_ratio"), PLACES.get(node.get("_target_"))
+        folded = node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
+        if text is not None and place is None:
+            raise ConfigError(
+                f"{key}.split_ratio={text}: only for data=h5, data=parquet and data=huggingface - set {key}.splits"
+            )
+        if place is not None and (folded or text is not None):
+            _divide(node, key, place, folded)
         if text is not None:
             node.split_ratio = None
     # an entry that is null is removed; if the group is null, all entries are
@@ -107,6 +110,71 @@ def expand(cfg: Any) -> None:
             elif hasattr(parts, "items"):
                 for part in [part for part in parts if parts._get_node(part)._is_none()]:
                     del parts[part]
+    own = _chain("data", cfg.data)
+    for key, node in nodes.items():
+        check_order(own if node is cfg.data else [*_chain(key, node), *own])
+
+
+def _chain(key: str, node: Any) -> list[tuple[str, Any]]:
+    """Return (key, node) of each transform of a group `data`."""
+    chain: Any = node.get("transforms") if hasattr(node, "get") else None
+    named = chain.items() if hasattr(chain, "items") else ()
+    return [(f"{key}.transforms.{name}", one) for name, one in named if hasattr(one, "get")]
+
+
+def _check_is_hdf5(key: str, path: Any) -> None:
+    """Raise ConfigError for a path of data=h5 that is data of another format, with the option that reads it."""
+    from h5py import is_hdf5
+
+    path = path[0] if isinstance(path, Sequence) and path and not isinstance(path, str) else path
+    if not isinstance(path, str) or "://" in path:
+        return
+    place, fields = Path(path), "data.fields={x: COLUMN, y: COLUMN}"
+    is_folder, suffix = place.is_dir(), place.suffix.lower()
+    if suffix == ".parquet" or (is_folder and any(place.rglob("*.parquet"))):
+        remedy = f"{shlex.join(['data=parquet', f'data.path={path}', fields])} (docs/parquet.md)"
+    elif suffix == ".arrow" or any((place / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        folder = path if is_folder else str(place.parent)
+        remedy = f"{shlex.join(['data=huggingface', f'data.path={folder}', fields])} (docs/parquet.md)"
+    elif suffix in PACKED and not (place.is_file() and is_hdf5(path)):
+        made = str(place.with_suffix(".h5"))
+        remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then data.path={made} (docs/pack_data.md)"
+    else:
+        return
+    raise ConfigError(f"{key}.path={path}: is not HDF5 - use {remedy}")
+
+
+def _divide(node: Any, key: str, place: str, folded: bool) -> None:
+    """Set `splits` of a group `data` as split_ratio and the keys of folds say. place: PLACES of its data set."""
+    from h5rows.integration import fold_splits, shares_of
+
+    def renamed(splits: Any, old: str, new: str) -> Any:
+        if not isinstance(splits, Mapping):
+            return splits
+        return {k: e and {new if o == old else o: v for o, v in e.items()} for k, e in splits.items()}
+
+    made: dict[str, Any]
+    splits = node.splits if place == "group" else renamed(plain(node.splits), place, "group")
+    if folded:
+        divided = node.get("folds") is not None and node.get("fold") is not None and node.get("split_ratio") is None
+        if place != "group" and divided and splits.get("val") is not None:
+            raise ConfigError(
+                f"{key}.splits.val: each fold is the validation split of a run - set {key}.split_ratio=80/0/20, or "
+                f"{key}.splits.val=null, which leaves its rows unused"
+            )
+        given = ("split_ratio", "split_by", "folds", "fold", "fold_repeat", "stratify_by")
+        with _about_data(node), h5_mistakes():
+            made = fold_splits({**{k: node[k] for k in given if k in node}, "splits": splits})
+    else:
+        with h5_mistakes():
+            made = shares_of(str(node.split_ratio), node.get("split_by"), f"{key}.split_ratio")
+    if place != "group":
+        for entry in made.values():
+            if entry and "index" in entry:  # of split_ratio: shares of the whole file, which h5rows calls /
+                del entry["index"]
+                entry["group"] = "train" if place == "of" else None
+        made = renamed(made, "group", place)
+    node.splits = made
 
 
 def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
@@ -133,7 +201,7 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
 def column_shape(field: str, _parent_: Any) -> list[int]:
     """Return the shape of one sample of a field of columns: ${column_shape:x} in a group `data`."""
     shape, _ = _columns(_parent_)[0].spec.get(field, ((), None))
-    return list(shape) or [1]
+    return _with_indicators(list(shape) or [1], field, _parent_)
 
 
 def column_outputs(field: str, _parent_: Any) -> int:
@@ -144,6 +212,8 @@ def column_outputs(field: str, _parent_: Any) -> int:
 
 def _columns(node: Any) -> tuple[Any, Any]:
     """Return the fields of columns of a data set, and the source of their rows. node: the group `data`."""
+    from lab.datasets.columns import missing_rule
+
     with _about_data(node):
         if node.get("_target_") == PARQUET:
             from lab.datasets.parquet import open_files
@@ -153,7 +223,7 @@ def _columns(node: Any) -> tuple[Any, Any]:
             from lab.datasets.huggingface import open_source
 
             source = open_source(node.path, node.name, node.revision, node._target_.endswith("Stream"))
-        return source.columns(plain(node.fields), node.missing), source
+        return source.columns(plain(node.fields), missing_rule(node.missing)), source
 
 
 def first_part(key: str, _parent_: Any) -> Any:

@@ -209,9 +209,10 @@ def _measured(config: Config, name: str, dataset: Any, world: World, most: int |
     flat = (count == 0) | (low == high) | (std < torch.finfo(torch.float32).tiny)
     std[flat] = 1
     values = {"field": field, "rows": len(dataset), "digest": recorded.first, "dim": 1 if dim is None else dim}
-    values |= {"mean": mean.tolist(), "std": std.tolist()}
-    shown = {kind: nodes[name][kind] if nodes[name][kind] != AUTO else values[kind] for kind in ("mean", "std")}
-    return values, _line(name, field, shape, dim, size, shown, flat & (nodes[name]["std"] == AUTO))
+    for kind, computed in (("mean", mean), ("std", std)):  # the numbers that are used
+        given = computed.tolist() if nodes[name][kind] == AUTO else list(nodes[name][kind])
+        values[kind] = given * len(mean) if len(given) == 1 else given
+    return values, _line(name, field, shape, dim, size, values, nodes[name], flat)
 
 
 def _summed(
@@ -323,18 +324,21 @@ def _merged(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _line(
-    name: str, field: str, shape: tuple[int, ...], dim: int | None, size: int, shown: dict[str, Any], flat: np.ndarray
+    name: str, field: str, shape: tuple[int, ...], dim: int | None, size: int, values: Any, node: Any, flat: np.ndarray
 ) -> str:
-    """Return the line for the log, with the computed values."""
-    mean, std = (", ".join(f"{v:.4g}" for v in shown[k][:4]) + ", ..." * (len(shown[k]) > 4) for k in ("mean", "std"))
+    """Return the line for the log, with the numbers that are used."""
+    mean, std = (", ".join(f"{v:.4g}" for v in values[k][:4]) + ", ..." * (len(values[k]) > 4) for k in ("mean", "std"))
     what, count = "column" if len(shape) == 2 else "channel", len(flat)
     where = f"one per {what} ({count})" if dim is not None and len(shape) > 1 else "for all values"
     if len(shape) > 2 and dim is not None:
         where += f", dimension {dim} of (B, {', '.join(map(str, shape[1:]))})"
+    kinds = [kind for kind in ("mean", "std") if node[kind] == AUTO]
+    which = "auto" if len(kinds) == 2 else f"{kinds[0]}=auto"
     line = (
-        f"data.transforms.{name}: mean [{mean}] and std [{std}] of {field}, {where}; auto: from {size:,} training rows"
+        f"data.transforms.{name}: mean [{mean}] and std [{std}] of {field}, {where}; {which}: from {size:,} training "
+        "rows"
     )
-    if flat.any():
+    if flat.any() and "std" in kinds:
         named = ", ".join(map(str, np.flatnonzero(flat)[:4].tolist())) + ", ..." * (int(flat.sum()) > 4)
         line += f"; {int(flat.sum())} constant or without values, so their std is 1: {named}"
     return line

@@ -10,6 +10,8 @@ import pytest
 import torch
 from common import QUICK, needs
 
+from lab.config import Config
+from lab.loaders import make_dataset
 from samebits.data import Stream
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import assert_equal, assert_undisturbed, compose, killed_at, result, start_run
@@ -85,6 +87,26 @@ def test_a_run_learns(saved: Path, tmp_path: Path) -> None:
     assert compose(*RUN, "data=huggingface", f"data.path={saved}").data.num_outputs == 3
 
 
+def test_shares_and_folds_divide_the_split_train(saved: Path) -> None:
+    def ids(*overrides: str) -> list[set[int]]:
+        fields = ("data.fields={x: emb, y: label}", "+data.fields.id=id")
+        config = Config.of(compose("data=huggingface", f"data.path={saved}", *fields, *overrides))
+        sets = [make_dataset(config, split) for split in ("train", "val", "test")]
+        return [set() if one is None else {*one.gather(np.arange(len(one)))["id"].tolist()} for one in sets]
+
+    parts = ids("data.split_ratio=60/20/20")
+    assert [len(one) for one in parts] == [120, 40, 40]
+    assert set.union(*parts) == {*range(200)}
+    vals = []
+    for fold in range(3):
+        own = ("data.splits.train.rows=null", "data.splits.val=null", "data.folds=3", f"data.fold={fold}")
+        train, val, test = ids(*own, "data.stratify_by=label")
+        assert train | val == {*range(200)}
+        assert (len(train) + len(val), len(test)) == (200, 40)
+        vals += [*val]
+    assert sorted(vals) == [*range(200)]
+
+
 def test_a_stream_returns_each_sample_once_and_continues(files: Path) -> None:
     def stream(block: int) -> Stream:
         splits, fields = {"train": {"of": "train"}}, {"x": "emb", "id": "id"}
@@ -120,7 +142,8 @@ def test_a_killed_run_resumes_with_the_same_bits(files: Path, tmp_path: Path, wa
     ({"splits": {"train": {"of": "dev"}}}, r"data\.splits\.train\.of=dev: .* has no such split; it has train, test"),
     ({"splits": {"train": {"off": "dev"}}}, r"data\.splits\.train has 'off'; allowed: of, rows, by"),
     ({"splits": {"train": {"of": "train", "rows": 3}}}, r"data\.splits\.train\.rows=3: must be two shares"),
-    ({"splits": {"train": {"of": "train", "rows": [0, 1], "by": "id"}}}, r"by=id: must be random or blocks"),
+    ({"splits": {"train": {"of": "train", "rows": [0, 1], "by": "q"}}}, r"by=q: .* has no such column; it has \["),
+    ({"splits": {"train": {"of": "train", "fold": "val"}}}, r"fold=val: has no effect without data\.folds"),
     ({"name": "x"}, r"data\.name=x, .*have no effect on a folder of save_to_disk"),
     ({"path": "/nowhere/at/all"}, r"data\.path=/nowhere/at/all: `datasets` cannot load it: "),
 ])  # fmt: skip
@@ -147,5 +170,5 @@ def test_missing_values_are_refused_or_nan(tmp_path: Path) -> None:
     splits = {"train": {"of": "train"}}
     found = HuggingFace(str(tmp_path / "d"), {"x": "a"}, splits, "train", missing="nan").gather(np.arange(2))
     assert torch.equal(found["x"].isnan(), torch.tensor([False, True]))
-    with pytest.raises(RunFailed, match=r"column 'b': 1 of its values are missing"):
+    with pytest.raises(RunFailed, match=r"column 'b': 1 of its values is missing"):
         HuggingFace(str(tmp_path / "d"), {"x": "b"}, splits, "train", missing="nan").gather(np.arange(2))

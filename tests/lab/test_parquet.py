@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ import pytest
 import torch
 from common import QUICK, needs
 
-from lab.config import Config
+from lab.config import Config, check
 from lab.loaders import make_dataset
+from lab.project import PROJECT
 from samebits.data import TrainPlan
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import assert_undisturbed, compose, killed_at, result, start_run
@@ -131,18 +135,79 @@ def test_splits_are_disjoint_shares_columns_and_files(folder: Path) -> None:
     assert [len(opened(folder, splits=files, split=s)) for s in files] == [70 + 30, 35]
 
 
+def ids_of(*overrides: str) -> dict[str, list[int]]:
+    config = Config.of(compose("data=parquet", "data.fields={x: emb, y: y}", "+data.fields.id=id", *overrides))
+    sets = {split: make_dataset(config, split) for split in config.cfg.data.splits}
+    return {s: one.gather(np.arange(len(one)))["id"].tolist() for s, one in sets.items() if one is not None}
+
+
+def test_folds_partition_the_training_rows_of_any_files(folder: Path, tmp_path: Path) -> None:
+    table = whole(folder)
+    pq.write_table(table, tmp_path / "one.parquet", row_group_size=1000)
+    patient, label = (np.array(table.column(name).to_pylist()) for name in ("patient", "y"))
+    options = ("data.folds=4", "data.split_by=patient", "data.stratify_by=y")
+    vals, tests = [], []
+    for fold in range(4):
+        found = ids_of(f"data.path={folder}", "data.split_ratio=80/0/20", f"data.fold={fold}", *options)
+        same = ids_of(f"data.path={tmp_path}", "data.split_ratio=80/0/20", f"data.fold={fold}", *options)
+        assert found == same, "the division depends on the rows only"
+        assert sorted(chain(*found.values())) == [*range(200)]
+        assert not {*patient[found["val"]]} & {*patient[found["train"]], *patient[found["test"]]}
+        assert {*label[found["val"]]} == {*label}
+        vals += found["val"]
+        tests.append(found["test"])
+    assert sorted([*vals, *tests[0]]) == [*range(200)]
+    assert tests == tests[:1] * 4
+    of = {"train": "0/*", "test": "*part-3*"}
+    files = [f"data.splits.{s}={{files: '{name}', rows: null, by: null}}" for s, name in of.items()]
+    found = ids_of(
+        f"data.path={folder}", *files, "data.splits.val=null", "data.folds=2", "data.fold=0", "data.fold_repeat=1"
+    )
+    assert [len(found[split]) for split in ("train", "val", "test")] == [50, 50, 35]
+    assert {*found["train"], *found["val"]} == {*range(70), *range(135, 165)}
+
+
+def test_options_of_folds_that_do_not_fit_are_one_line(folder: Path) -> None:
+    for options, said in (
+        (["data.folds=4"], r"^data\.folds=4: has no effect without data\.fold"),
+        (["data.folds=4", "data.fold=1"], r"^data\.splits\.val: each fold .* data\.split_ratio=80/0/20, or data\.spl"),
+        (["data.stratify_by=y"], r"^data\.stratify_by=y: has no effect without data\.folds"),
+        (["data.folds=4", "data.fold=1", "data.split_ratio=100/0/0", "data.stratify_by=q"],
+         r"^data\.stratify_by=q: .* has no such column"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            ids_of(f"data.path={folder}", *options)
+
+
+def test_columns_with_missing_values_are_marked_alike_in_all_folds(tmp_path: Path) -> None:
+    x = np.arange(300.0).reshape(100, 3)
+    x[5, 0] = x[::3, 2] = np.nan  # column 0 lacks a value in one row: in training in three of four folds
+    pq.write_table(
+        pa.table({**{k: x[:, i] for i, k in enumerate("abc")}, "y": np.arange(100) % 2}), tmp_path / "a.parquet"
+    )
+    options = ("data=parquet", f"data.path={tmp_path}", "data.fields={x: [a, b, c], y: y}", "data.missing=nan",
+               "data/transforms=[to_float,missing]")  # fmt: skip
+    folds = ("data.split_ratio=100/0/0", "data.folds=4")
+    found = [compose(*options, *folds, f"data.fold={k}") for k in range(4)]
+    check(found[0])  # Hydra reads nan as a number
+    assert [one.data.transforms.missing.columns for one in found] == [[0, 2]] * 4
+    assert [list(one.data.input_shape) for one in found] == [[5]] * 4
+    alone = "data.splits={train: {rows: [0.1, 1], by: blocks}, val: {rows: [0, 0.1]}, test: null}"
+    assert compose(*options, alone).data.transforms.missing.columns == [2]  # without folds: the training rows
+
+
 def test_missing_floats_become_nan_if_asked(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1.0, None, 3.0], "b": [1, None, 2]}), tmp_path / "a.parquet")
     found = opened(tmp_path, {"x": "a"}, missing="nan").gather(np.arange(3))["x"]
     np.testing.assert_array_equal(found, [1, np.nan, 3])
-    with pytest.raises(ConfigError, match=r"column 'a': 1 of its values are missing \(null\): set data\.missing=nan"):
+    with pytest.raises(ConfigError, match=r"column 'a': 1 of its values is missing \(null\) - set data\.missing=nan"):
         opened(tmp_path, {"x": "a"})
     for missing in ("nan", "refuse"):
-        with pytest.raises(ConfigError, match=r"column 'b': 1 of its values are missing \(null\): integers"):
+        with pytest.raises(ConfigError, match=r"column 'b': 1 of its values is missing \(null\), and integers"):
             opened(tmp_path, {"x": "b"}, missing=missing)
     table = pa.table({"a": [1.0, None, 3.0]})
     pq.write_table(table, tmp_path / "a.parquet", write_statistics=False)  # found when it is read
-    with pytest.raises(RunFailed, match=r"a\.parquet, row group 0: column 'a': 1 of its values are missing"):
+    with pytest.raises(RunFailed, match=r"a\.parquet, row group 0: column 'a': 1 of its values is missing"):
         opened(tmp_path, {"x": "a"}).gather(np.arange(3))
 
 
@@ -168,6 +233,23 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, columns: Any, fields: A
     with pytest.raises(ConfigError, match=said) as error:
         opened(tmp_path, fields, **options)
     assert "\n" not in str(error.value)
+
+
+def test_a_path_of_data_h5_in_another_format_names_the_option_that_reads_it(folder: Path, tmp_path: Path) -> None:
+    part, arrow = folder / "0/part-0.parquet", tmp_path / "hf"
+    arrow.mkdir()
+    (arrow / "state.json").write_text("{}")
+    shutil.copy(PROJECT.root / "data/digits.h5", tmp_path / "digits.npz")  # only its name is wrong
+    for path, said in (
+        (part, f"use data=parquet data.path={part} 'data.fields={{x: COLUMN, y: COLUMN}}' (docs/parquet.md)"),
+        (folder / "0", f"use data=parquet data.path={folder / '0'} "),
+        (arrow, f"use data=huggingface data.path={arrow} "),
+        (arrow / "data-00000-of-00001.arrow", f"use data=huggingface data.path={arrow} "),
+        (tmp_path / "t.csv", f"use ./run h5 pack {tmp_path / 't.csv'} {tmp_path / 't.h5'}, then data.path="),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"data.path={path}: is not HDF5 - {said}")):
+            compose(f"data.path={path}")
+    assert compose(f"data.path={tmp_path / 'digits.npz'}").data.num_outputs == 10
 
 
 def test_files_that_differ_or_are_none_are_named(tmp_path: Path) -> None:

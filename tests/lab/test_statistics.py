@@ -299,7 +299,7 @@ def with_inf() -> np.ndarray:
 @pytest.mark.parametrize(
     ("x", "overrides", "line"),
     [
-        (table, ["data/transforms=[to_float,missing,normalize]", "data.transforms.normalize.field=[x,y]"], "one field"),
+        (table, ["data/transforms=[to_float,normalize]", "data.transforms.normalize.field=[x,y]"], "one field"),
         (table, ["data.transforms.normalize.field=z"], r"field='z': the batch has \['x', 'y'\]"),
         (table, ["data.transforms.normalize.dim=2"], r"dim=2: x has the shape \(B, 5\)"),
         (table, ["data.transforms.normalize.dim=0"], r"dim=0: x has the shape \(B, 5\)"),
@@ -403,7 +403,10 @@ def test_the_columns_follow_the_split(tmp_path: Path) -> None:
         (["data.transforms.missing.columns=[1,1]"], "give each column once"),
         (["data.transforms.missing.columns=[-1]"], r"columns\[0\]: must be >= 0"),
         (["data.transforms.missing.field=z"], "no 'z'"),
-        (["data=synthetic", "+data/transforms@data.transforms=missing"], "data=h5 only - give them"),
+        (
+            ["data=synthetic", "+data/transforms@data.transforms=missing"],
+            "data=h5, parquet and huggingface only - give them",
+        ),
     ],
 )
 def test_mistakes_about_missing_values(tmp_path: Path, overrides: list[str], line: str) -> None:
@@ -416,3 +419,83 @@ def test_mistakes_about_missing_values(tmp_path: Path, overrides: list[str], lin
 
     with pytest.raises(ConfigError, match=line):
         first()
+
+
+STATISTICS = AUTO
+LABELS = ("data.transforms.mixup.num_classes=2",)
+
+
+@pytest.mark.parametrize(
+    ("chain", "more", "line"),
+    [
+        ("to_float,missing,normalize", STATISTICS, "missing: is before data.transforms.normalize: the filled values"),
+        ("to_float,missing,normalize", STATISTICS[:1], "put missing after normalize in data/transforms"),
+        ("to_float,missing,normalize", (*STATISTICS, "data.transforms.missing.columns=[]"), None),  # it only fills
+        ("to_float,missing,normalize", (), None),  # numbers of the user
+        ("missing,to_float,normalize", STATISTICS, "missing: is before"),
+        ("normalize,to_float,missing", STATISTICS, None),  # floats may be normalized before their conversion
+        ("to_float,normalize,missing", STATISTICS, None),
+        ("mixup,missing", LABELS, "mixup: is before data.transforms.missing: a NaN"),
+        ("missing,mixup", LABELS, None),
+        ("to_float,normalize,color", (), "normalize: is before data.transforms.color: its values are clipped"),
+        ("to_float,normalize,trivial_augment", STATISTICS, "normalize: is before data.transforms.trivial_augment"),
+        ("normalize,color", ("data.transforms.normalize.mean=[0]", "data.transforms.normalize.std=[255]"), None),
+        ("to_float,color,normalize", (), None),
+        ("crop,channels_first", (), "crop: is before data.transforms.channels_first: the channels"),
+        ("flip,channels_first", (), "flip: is before data.transforms.channels_first: dim=-1 would mirror"),
+        ("flip,channels_first", ("data.transforms.flip.dim=-2",), None),
+        ("flip,channels_first", ("data.transforms.flip.field=mask",), None),  # another field
+        ("to_float,channels_first,flip,crop", (), None),
+        ("cast,to_float", (), "cast: is before data.transforms.to_float: the pixels .* - remove one of them"),
+        ("to_float,cast", (), None),
+    ],
+)
+def test_an_order_with_wrong_values_is_refused(tmp_path: Path, chain: str, more: Any, line: str | None) -> None:
+    words = (f"data/transforms=[{chain}]", FIELDS, written(tmp_path / "a.h5", table()), *more)
+    if line is None:
+        compose(*words)
+        return
+    with pytest.raises(ConfigError, match=line):
+        compose(*words)
+
+
+def test_parts_come_before_the_transforms_of_all(tmp_path: Path) -> None:
+    part = ("data=mixed", "+data@data.parts.a=h5", "+data.weights.a=1", "data/transforms=[normalize]", *STATISTICS)
+    own = ("+data/transforms@data.parts.a.transforms=missing", f"data.parts.a.{FIELDS[5:]}")
+    path = written(tmp_path / "a.h5", table())[10:]
+    with pytest.raises(ConfigError, match=r"data\.parts\.a\.transforms\.missing: is before data\.transforms\.norm"):
+        compose(*part, *own, f"data.parts.a.path={path}")
+
+
+def test_the_kept_numbers_are_those_that_are_used(tmp_path: Path) -> None:
+    """Also beside a number of the user, for each type of column, and for float64 values far from 0."""
+    random = np.random.default_rng(0)
+    x = np.stack([random.normal(size=90) + 1.7e9, np.full(90, 0.1), np.full(90, np.nan)], 1)
+    for given, which in (("std=[2.0]", "mean=auto"), ("mean=[3.0]", "std=auto"), ("dim=1", "auto")):
+        folder = tmp_path / which.replace("=", "_")
+        folder.mkdir()
+        path = written(folder / "a.h5", x)
+        config = check(compose("data/transforms=[normalize]", *AUTO, FIELDS, path, "hardware=cpu", f"{KEY}.{given}"))
+        lines: list[str] = []
+        sets = make_datasets(config)
+        made = with_statistics(config, sets["train"], world_of_one(), folder, say=lines.append)
+        node = made.data.transforms["normalize"]
+        kept = json.loads((folder / FILE).read_text())[KEY]
+        assert (kept["mean"], kept["std"]) == (list(node["mean"]), list(node["std"]))
+        assert f"; {which}: from 90 training rows" in lines[0]
+        assert ("their std is 1: 1, 2" in lines[0]) == (which != "mean=auto")
+        found = Normalize("x", list(node["mean"]), list(node["std"]))({"x": torch.from_numpy(x)}, torch.arange(90))["x"]
+        expected = (x - np.array(node["mean"])) / np.array(node["std"])
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert abs(found[:, 0].mean()) < 1e-6
+    assert (found[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "i1", "i2", "i8", "u1", "?"])
+def test_columns_of_each_type_are_normalized(tmp_path: Path, dtype: str) -> None:
+    x = np.random.default_rng(0).integers(0, 2 if dtype == "?" else 90, (200, 3)).astype(dtype)
+    x[:, 1] = 1
+    node, lines = computed(written(tmp_path / "a.h5", x, x[:9]))
+    np.testing.assert_allclose(node["mean"], x.astype("f8").mean(0), rtol=1e-12)
+    assert node["std"][1] == 1
+    assert lines[0].endswith("1 constant or without values, so their std is 1: 1")

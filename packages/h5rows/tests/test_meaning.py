@@ -340,7 +340,7 @@ def test_matlab_s_sparse_matrix(tmp_path: Path) -> None:
     assert (h5rows.Dataset(path, {"x": "X", "y": "y"}, decode=True, cache_mb=1).column("x") == dense).all()
 
 
-def test_cells_of_arrays(tmp_path: Path) -> None:
+def test_cells_of_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of one size: rows. Vectors, and matrices that differ in one side: rows of different length."""
     rng, path = np.random.default_rng(0), str(tmp_path / "a.mat")
     images = [rng.normal(size=(3, 4)) for _ in range(ROWS)]
@@ -361,6 +361,10 @@ def test_cells_of_arrays(tmp_path: Path) -> None:
     assert choice is not None
     assert choice.y is not None
     assert (choice.x.name, choice.x.shape, choice.y.name) == ("images", (ROWS, 3, 4), "y@classes")
+    h5rows.inspect(path)
+    said = capsys.readouterr().out
+    assert "#refs#" not in said, "the cells' contents are no data of their own"
+    assert "rows of different length: spikes, tracks; a batch is padded" in said
     data = h5rows.Dataset(path, {"i": "images", "s": "spikes", "t": "tracks", "y": "y"}, decode=True, cache_mb=16)
     rows = rng.permutation(ROWS)
     batch = data.gather(rows)
@@ -409,7 +413,8 @@ def test_time_series_and_spikes_of_nwb(tmp_path: Path) -> None:
         times = file["units/spike_times"][:]
         del file["acquisition"], file["processing"]
         lines = meaning_of(file, "a.nwb")
-        assert lines[1:] == ["cannot be used for training:", "  units/spike_times: has rows of different length"]
+        assert lines[1] == "cannot be used for training as it is:"
+        assert lines[2].startswith("rows of different length: units/spike_times; a batch is padded with zeros")
     data = h5rows.Dataset(str(tmp_path / "a.nwb"), {"s": "units/spike_times"}, decode=True)
     batch = data.gather(np.arange(5))
     assert batch["s_length"].tolist() == [0, 3, 0, 9, 8]

@@ -1,4 +1,5 @@
-"""Fields of a batch from columns of Arrow tables: numbers, lists of one length, and strings as class indices.
+"""Fields of a batch from columns of Arrow tables: numbers, lists of one length, and strings as class indices. The rows
+of a split.
 
 fields                       columns of the table               in a batch of B rows
 x: [age, height, weight]     three columns of numbers           x: (B, 3)
@@ -14,10 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from h5rows.integration import fold_rows, rows_in_share
+from lab.h5_errors import h5_mistakes
 from samebits.errors import ConfigError, RunFailed
 
 EXAMPLE = "data.fields={x: [a, b, c], y: label}"
 PACK = "pack it into HDF5 instead: docs/pack_data.md"
+READ = 1 << 22  # values that `columns_with_nan` reads together
 # torch cannot compute with these types
 WIDER = {"uint16": np.dtype(np.int32), "uint32": np.dtype(np.int64), "uint64": np.dtype(np.int64)}
 
@@ -145,6 +149,64 @@ class Columns:
         return cells.to_numpy(zero_copy_only=False).reshape(rows, *self._shapes[name])  # type: ignore[no-any-return]
 
 
+def rows_of_split(
+    rows: np.ndarray,
+    entry: Mapping[str, Any],
+    key: str,
+    column: Callable[[str, str], np.ndarray],
+    folds: int | None,
+    fold: int | None,
+    fold_repeat: int,
+    stratify_by: str | None,
+) -> np.ndarray:
+    """Return the rows of an entry of data.splits: its share of `rows`, and of these its part of a cross-validation.
+
+    entry: {rows: [BEGIN, END] or null, by: random, blocks or a column, whose equal values stay together, fold: train,
+    val or null}. key: its name in messages. column: (name, key) -> all values of a column."""
+    by, share, part = entry.get("by") or "random", entry.get("rows"), entry.get("fold")
+    with h5_mistakes():
+        if part is not None and folds is None:
+            raise ConfigError(f"{key}.fold={part}: has no effect without data.folds - set data.folds and data.fold")
+        if share is None and part is None:
+            return rows
+        groups = None if by in ("random", "blocks") else column(by, f"{key}.by")[rows]
+        if share is not None:
+            if not isinstance(share, Sequence) or not all(isinstance(bound, (int, float)) for bound in share):
+                raise ConfigError(f"{key}.rows={share}: must be two shares, such as [0, 0.9], or null")
+            chosen = rows_in_share(None, len(rows), share, f"{key}.rows", by, 0, groups)
+            rows, groups = rows[chosen], None if groups is None else groups[chosen]
+        if part is None:
+            return rows
+        classes = None if stratify_by is None else column(stratify_by, "data.stratify_by")[rows]
+        of = fold_rows(len(rows), folds or 0, fold_repeat, by, groups, classes, stratify_by or "")
+    return rows[(of == fold) == (part == "val")]
+
+
+def joined_values(parts: Sequence[Any], what: str) -> np.ndarray:
+    """Return a column of numbers or strings in parts, (rows,). Raise ConfigError, beginning with `what`, for a null."""
+    if any(part.null_count for part in parts):
+        raise ConfigError(f"{what}: some of its values are missing (null)")
+    return np.concatenate([np.asarray(part.to_pylist()) for part in parts])
+
+
+def columns_with_nan(dataset: Any, field: str) -> list[int]:
+    """Return the numbers of the columns of a field (C,) of a `BatchDataset` that have NaN in one of its rows.
+
+    Raise ConfigError if the field does not exist, or if its samples are floats of another shape."""
+    if field not in dataset.spec:
+        raise ConfigError(f"data.fields has no {field!r}; it has {sorted(dataset.spec)}")
+    shape, dtype = dataset.spec[field]
+    if not dtype.is_floating_point:
+        return []
+    if len(shape) != 1 or -1 in shape:
+        raise ConfigError(f"data.fields.{field}: FillMissing needs a table, samples of one dimension, not {shape}")
+    step, found = max(1, READ // max(1, shape[0])), np.zeros(shape[0], dtype=bool)
+    for begin in range(0, len(dataset), step):
+        rows = dataset.gather(np.arange(begin, min(begin + step, len(dataset))))
+        found |= rows[field].isnan().any(0).numpy()
+    return np.flatnonzero(found).tolist()  # type: ignore[no-any-return]
+
+
 def columns_of(given: Any) -> list[Any]:
     """Return the columns of an entry of `fields`."""
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
@@ -157,8 +219,10 @@ def missing_rule(missing: Any) -> Any:
 
 def missing_values(count: int, is_float: bool) -> str:
     """Return the message for missing values in a column, with the remedy for its type."""
-    nan = "set data.missing=nan to read them as NaN" if is_float else "integers, bools and strings have no NaN"
-    return f"{count:,} of its values are missing (null): {nan}, or write a file without these rows"
+    said = f"{count:,} of its values {'is' if count == 1 else 'are'} missing (null)"
+    if is_float:
+        return f"{said} - set data.missing=nan to read NaN, or write a file without these rows"
+    return f"{said}, and integers, bools and strings have no NaN - write a file with floats, or without these rows"
 
 
 def flattened(column: Any) -> Any:

@@ -18,9 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from h5rows.integration import rows_in_share
-from lab.datasets.columns import Columns, flattened, missing_rule, sorted_classes
-from lab.h5_errors import h5_methods
+from lab.datasets.columns import Columns, flattened, joined_values, missing_rule, rows_of_split, sorted_classes
 from samebits.errors import ConfigError
 from samebits.extras import need
 from samebits.schema import NotNegativeInt
@@ -28,13 +26,13 @@ from samebits.schema import NotNegativeInt
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files that save_to_disk writes
 
 
-@h5_methods
 class HuggingFace:
     """A `BatchDataset` of a data set of `datasets`.
 
     path: a folder of `save_to_disk`, or what `load_dataset` takes: a name on the Hub, or a folder of files. name,
     revision: configuration and commit on the Hub. fields, missing: see lab.datasets.columns. splits: {split: {of: its
-    name there, rows: [BEGIN, END] or null, by: random or blocks}}.
+    name there, rows: [BEGIN, END] or null, by: random, blocks or a column, whose equal values stay together}}. folds,
+    fold, fold_repeat, stratify_by: see h5rows.Dataset; stratify_by is a column.
     """
 
     def __init__(
@@ -46,6 +44,10 @@ class HuggingFace:
         name: str | None = None,
         revision: str | None = None,
         missing: Literal["refuse", "nan"] = "refuse",
+        folds: int | None = None,
+        fold: int | None = None,
+        fold_repeat: NotNegativeInt = 0,
+        stratify_by: str | None = None,
     ) -> None:
         source = open_source(path, name, revision)
         entry, key = splits[split] or {}, f"data.splits.{split}"
@@ -53,19 +55,15 @@ class HuggingFace:
         self.columns = columns = source.columns(fields, missing_rule(missing))
         self.spec, self.class_names = columns.spec, columns.class_names | source.labels(columns)
         self._table, self._where = source.splits[of].select_columns(columns.names).with_format("arrow"), f"{path}, {of}"
-        self._rows: np.ndarray | None = None
-        if (share := entry.get("rows")) is not None:
-            if not isinstance(share, Sequence) or not all(isinstance(bound, (int, float)) for bound in share):
-                raise ConfigError(f"{key}.rows={share}: must be two shares, such as [0, 0.9], or null")
-            by = entry.get("by") or "random"
-            if by not in ("random", "blocks"):
-                raise ConfigError(f"{key}.by={by}: must be random or blocks")
-            self._rows = rows_in_share(None, len(self._table), share, f"{key}.rows", by)
+        column = functools.partial(source.whole_column, of)
+        self._rows = rows_of_split(
+            np.arange(len(self._table)), entry, key, column, folds, fold, fold_repeat, stratify_by
+        )
         if not len(self):
             raise ConfigError(f"{key}: is empty in {self._where}; give a larger range, or null")
 
     def __len__(self) -> int:
-        return len(self._table) if self._rows is None else len(self._rows)
+        return len(self._rows)
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         batch = self.gather(np.asarray([range(len(self))[i]], dtype=np.int64))
@@ -78,7 +76,7 @@ class HuggingFace:
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Write sample rows[i] into out[field][i] and return out. rows: (B,) int64. Thread-safe."""
-        rows = rows if self._rows is None else self._rows[rows]
+        rows = self._rows[rows]
         order = np.argsort(rows, kind="stable")  # neighbors are in one page of the file
         found = self.columns.arrays(self._table[rows[order].tolist()], self._where)
         if out is None:
@@ -175,11 +173,13 @@ class Source:
     def split_there(self, entry: Mapping[str, Any], key: str) -> str:
         """Return the split that an entry of data.splits names."""
         allowed = ["of"] if self.streaming else ["of", "rows", "by"]
-        if unknown := sorted(set(entry) - set(allowed)):
+        if unknown := sorted(set(entry) - {*allowed, *([] if self.streaming else ["fold"])}):
             raise ConfigError(f"{key} has {unknown[0]!r}; allowed: {', '.join(allowed)}")
         if entry.get("of") not in self.splits:
+            remedy = "" if self.streaming else ", or data.split_ratio=80/10/10, which divides train"
             raise ConfigError(
-                f"{key}.of={entry.get('of')}: {self._where} has no such split; it has {', '.join(self.splits)}"
+                f"{key}.of={entry.get('of')}: {self._where} has no such split; it has {', '.join(self.splits)} - name "
+                f"one, or set {key}=null{remedy}"
             )
         return str(entry["of"])
 
@@ -206,6 +206,13 @@ class Source:
                     first = next(iter(self.splits))
                     raise ConfigError(f"{self._where}: the column {name!r} of {split} has another type than in {first}")
         return made
+
+    def whole_column(self, split: str, name: str, key: str) -> np.ndarray:
+        """Return a column of numbers or strings of a split, (rows,)."""
+        if name not in self._features:
+            raise ConfigError(f"{key}={name}: {self._where} has no such column; it has {list(self._features)}")
+        column = self.splits[split].select_columns([name]).with_format("arrow")[:].column(0)
+        return joined_values([column], f"{key}={name}: {self._where}")
 
     def labels(self, columns: Columns) -> dict[str, list[str]]:
         """Return {field: class names} of the fields that are a ClassLabel."""

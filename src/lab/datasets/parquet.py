@@ -22,12 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from h5rows.integration import rows_in_share
-from lab.datasets.columns import Columns, flattened, missing_rule, missing_values, sorted_classes
-from lab.h5_errors import h5_methods
+from lab.datasets.columns import (
+    Columns,
+    flattened,
+    joined_values,
+    missing_rule,
+    missing_values,
+    rows_of_split,
+    sorted_classes,
+)
 from samebits.data import ChunkWindows, shuffled
 from samebits.errors import ConfigError, RunFailed
-from samebits.extras import need
+from samebits.extras import need, pip_install
 from samebits.files import in_words
 from samebits.schema import Count, NotNegativeInt
 
@@ -35,14 +41,13 @@ WINDOW, LEAST_GROUPS = 256 << 20, 4  # decoded bytes, and row groups, that are a
 TRIES = 3  # of a read from a server
 
 
-@h5_methods
 class Parquet:
     """A `BatchDataset` of the rows of Parquet files.
 
     path: a folder (all *.parquet below it), a file, a pattern or a list of them; also https:// or s3://, by fsspec.
     fields, missing: see lab.datasets.columns. splits: {split: {rows: [BEGIN, END] or null, by: random, blocks or a
-    column, whose equal values stay together; files: a pattern of names, or null}}. cache_mb: MB per process for decoded
-    row groups.
+    column, whose equal values stay together; files: a pattern of names, or null}}. folds, fold, fold_repeat,
+    stratify_by: see h5rows.Dataset; stratify_by is a column. cache_mb: MB per process for decoded row groups.
     """
 
     def __init__(
@@ -53,18 +58,22 @@ class Parquet:
         split: str,
         missing: Literal["refuse", "nan"] = "refuse",
         cache_mb: NotNegativeInt = 2048,
+        folds: int | None = None,
+        fold: int | None = None,
+        fold_repeat: NotNegativeInt = 0,
+        stratify_by: str | None = None,
     ) -> None:
         self.files = files = open_files(path)
         self.columns = columns = files.columns(fields, missing_rule(missing))
         self.spec, self.class_names = columns.spec, columns.class_names
-        self._rows = self._rows_of(splits, split)
+        self._rows = self._rows_of(splits, split, (folds, fold, fold_repeat, stratify_by))
         self.cache_bytes = cache_mb << 20
         self.row_bytes = sum(int(np.prod(s, dtype=np.int64)) * d.itemsize for s, d in self.spec.values())
         self._forget()
 
-    def _rows_of(self, splits: Mapping[str, Mapping[str, Any] | None], split: str) -> np.ndarray:
+    def _rows_of(self, splits: Mapping[str, Mapping[str, Any] | None], split: str, folding: tuple[Any, ...]) -> Any:
         entry, key, files = splits[split] or {}, f"data.splits.{split}", self.files
-        if unknown := set(entry) - {"rows", "by", "files"}:
+        if unknown := set(entry) - {"rows", "by", "files", "fold"}:
             raise ConfigError(f"{key} has {sorted(unknown)[0]!r}; allowed: rows, by and files")
         rows = np.arange(files.rows)
         if (pattern := entry.get("files")) is not None:
@@ -72,20 +81,18 @@ class Parquet:
             if not chosen.any():
                 raise ConfigError(f"{key}.files={pattern}: matches no file; there are {files.short_names[:5]}")
             rows = rows[np.repeat(chosen[files.file_of], files.sizes)]
-        by = entry.get("by") or "random"
         if (share := entry.get("rows")) is not None:
             same = [name for name, other in splits.items() if name != split and (other or {}).get("files") == pattern]
             if pattern is not None and not same:
                 raise ConfigError(
-                    f"{key}.rows={list(share)}: uses only a share of the rows of files={pattern} - set {key}.rows=null "
+                    f"{key}.rows={share}: uses only a share of the rows of files={pattern} - set {key}.rows=null "
                     f"{key}.by=null for all rows, or give the same files to another split"
                 )
-            if not isinstance(share, Sequence) or not all(isinstance(bound, (int, float)) for bound in share):
-                raise ConfigError(f"{key}.rows={share}: must be two shares, such as [0, 0.9], or null")
-            values = None if by in ("random", "blocks") else files.whole_column(by, f"{key}.by")[rows]
-            rows = rows_in_share(rows, files.rows, share, f"{key}.rows", by, 0, values)
-        elif entry.get("by") is not None:
-            raise ConfigError(f"{key}.by={by}: has no effect without {key}.rows - remove it, or give rows: [0, 0.9]")
+        elif entry.get("by") is not None and entry.get("fold") is None:
+            raise ConfigError(
+                f"{key}.by={entry['by']}: has no effect without {key}.rows - remove it, or give rows: [0, 0.9]"
+            )
+        rows = rows_of_split(rows, entry, key, files.whole_column, *folding)
         if not len(rows):
             raise ConfigError(f"{key}: is empty in {files.where}; give a larger range, or null")
         return rows
@@ -270,9 +277,7 @@ class Files:
         if name not in self.schema.names:
             raise ConfigError(f"{key}={name}: {self.where} has no such column; it has {self.schema.names}")
         parts = [self.read(group, [name]).column(0) for group in range(len(self.sizes))]
-        if any(part.null_count for part in parts):
-            raise ConfigError(f"{key}={name}: {self.where}: some of its values are missing (null)")
-        return np.concatenate([np.asarray(part.to_pylist()) for part in parts])
+        return joined_values(parts, f"{key}={name}: {self.where}")
 
     def _statistics(self, names: Sequence[str], what: str, reduce: Any) -> dict[str, Any]:
         """Return {column: reduced statistic} of the columns that have this statistic in all row groups."""
@@ -373,7 +378,11 @@ def _system(url: str) -> tuple[Any, str]:
     fsspec = need("fsspec.core", f"data.path={url}", "fsspec", "remote")
     try:
         return fsspec.url_to_fs(url)  # type: ignore[no-any-return]
-    except (ImportError, ValueError) as error:  # s3fs or aiohttp is missing; an unknown protocol
+    except ImportError as error:
+        package = {"s3": "s3fs", "http": "aiohttp requests", "https": "aiohttp requests"}.get(url.partition("://")[0])
+        remedy = f" - {pip_install(package)}" if package else ""
+        raise ConfigError(f"data.path={url}: {_line(error)}{remedy}") from None
+    except ValueError as error:  # an unknown protocol
         raise ConfigError(f"data.path={url}: {_line(error)}") from None
 
 

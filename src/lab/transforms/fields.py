@@ -196,7 +196,9 @@ class Normalize(_PerField):
             )
         if dim is None and len(mean) > 1:
             raise ConfigError(f"data.transforms: Normalize.dim=null needs one mean and std, got {len(mean)}")
-        self._numbers = OnDevices(torch.tensor([list(mean), list(std)]))
+        exact = torch.tensor([list(mean), list(std)], dtype=torch.float64)
+        # a large mean in float32 would be off by more than the std of float64 values, such as times
+        self._numbers, self._exact = OnDevices(exact.float()), OnDevices(exact)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         """Return the normalized values. Raise ConfigError if dtype or channels do not fit."""
@@ -204,7 +206,7 @@ class Normalize(_PerField):
             raise ConfigError("data.transforms: Normalize.mean=auto: only a run computes it - give numbers here")
         if not x.is_floating_point():
             raise ConfigError(f"data.transforms: Normalize got {x.dtype}; put ToFloat before it")
-        mean, std = self._numbers.on(x.device)
+        mean, std = (self._exact if x.dtype == torch.float64 else self._numbers).on(x.device)
         if len(mean) == 1:
             return (x - mean) / std
         channels, dims, at = len(mean), max(2, x.ndim), self._dim

@@ -215,12 +215,13 @@ def run(
     command: tuple[str, ...] = calling.command,
     reading: Reading = calling.reading,
     training: Training = calling.training,
+    varying: str = calling.varying,
 ) -> int:
     """Run `main` with sys.argv, print an error as one line, and return the exit status.
 
     command: the words that start this program. reading, training: return the printed lines that read a packed file, and
-    that train on any other HDF5 file."""
-    calling.command, calling.reading, calling.training = command, reading, training
+    that train on any other HDF5 file. varying: how this program makes batches of rows of different length."""
+    calling.command, calling.reading, calling.training, calling.varying = command, reading, training, varying
     for stream in (sys.stdout, sys.stderr):  # an ASCII terminal gets other characters as \\u6a21
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

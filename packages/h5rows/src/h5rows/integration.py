@@ -9,11 +9,11 @@ Errors: ConfigError. It names an argument as the program's user writes it: set `
 arguments are keys of `data`.
 
     sample_shape, num_outputs, suggestion         of a file: shape of a sample, number of outputs, suggested x and y
-    shares_of, fold_splits, split_of, rows_in_share   the rows of a split
+    shares_of, fold_splits, split_of, rows_in_share   the rows of a split; fold_rows: of a fold
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
     fetch                                         download all remote files
     PackOptions, open_source, FileSource          a source of samples as `pack` reads it
-    run, proposal                                 the command, and its summary of a packed file
+    run, proposal, calling                        the command, its summary of a packed file, its name in messages
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from h5rows.packing.inspect import proposal as proposal
     from h5rows.probe import num_outputs as num_outputs
     from h5rows.probe import sample_shape as sample_shape
+    from h5rows.program import calling as calling
     from h5rows.reading.copies import files_of as files_of
     from h5rows.reading.fields import Fixed as Fixed
     from h5rows.reading.fields import open_field as open_field
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from h5rows.reading.opening import split_of as split_of
     from h5rows.reading.raw import ChunkCache as ChunkCache
     from h5rows.reading.remote import fetch as fetch
+    from h5rows.selection import fold_rows as fold_rows
     from h5rows.selection import fold_splits as fold_splits
     from h5rows.selection import rows_in_share as rows_in_share
 

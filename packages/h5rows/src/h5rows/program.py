@@ -30,11 +30,13 @@ Reading = Callable[["Path | str", Sequence[str], Sequence[str]], str]  # see in_
 
 @dataclass
 class Program:
-    """The words that start this program, and the functions that return its example lines."""
+    """The words that start this program, the functions that return its example lines, and how it makes batches of rows
+    of different length."""
 
     command: tuple[str, ...] = ("python", "-m", "h5rows")
     reading: Reading = in_python
     training: Training = read_in_python
+    varying: str = "a batch is padded with zeros, and NAME_length has the lengths"
 
 
 calling = Program()

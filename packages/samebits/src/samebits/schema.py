@@ -268,12 +268,14 @@ def no_such_key(
 def fits(value: Any, hint: Any, exact: bool = False) -> tuple[bool, Any]:
     """Return (True if a plain value has the type `hint`, the value converted to it).
 
-    exact=False: 1e5 is an integer and 7 a text, because yaml reads them as float and int.
+    exact=False: 1e5 is an integer and 7 a text, because yaml reads them as float and int. NaN is the option "nan",
+    because Hydra reads this word so.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return next((found for m in args if (found := fits(value, m, exact))[0]), (False, None))
     if origin is Literal:
+        value = "nan" if isinstance(value, float) and math.isnan(value) else value
         return any(value == word and type(value) is type(word) for word in args), value
     if is_dataclass(hint) or (origin or hint) in (dict, Mapping):
         return isinstance(value, Mapping), value

@@ -20,6 +20,7 @@ from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
 
+VARYING = "has rows of different length"
 MOST = 500  # objects that are read
 FEWEST = 5  # rows; a fifth of them is used for validation
 HELD = 256 << 20  # bytes of a matrix that may be transposed in memory
@@ -128,7 +129,7 @@ def candidates(
             if count is not None:
                 continue
             if field.text or field.shape[0] == -1:
-                raise ValueError("has too many distinct texts" if field.text else "has rows of different length")
+                raise ValueError("has too many distinct texts" if field.text else VARYING)
             classes = len(names) if names else None
             if classes is None and field.dtype.kind in "iub" and len(field.shape) == 1 and len(field) <= 1 << 20:
                 labels = field.column()

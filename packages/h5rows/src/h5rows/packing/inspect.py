@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.conventions.choice import NO_SAMPLES, choose
+from h5rows.conventions.choice import NO_SAMPLES, VARYING, choose
 from h5rows.conventions.detect import NAMES, kind_of
 from h5rows.errors import clean, first_line, report
 from h5rows.packing.scan import SMALL
@@ -27,6 +27,7 @@ from h5rows.reading.texts import said_of
 COSTLY = 4.0  # bytes read per byte needed, from which another layout is recommended
 POINTLESS = 0.85  # stored / decoded bytes, above which compression is not worth its cost
 MOST_ATTRIBUTES = 12  # printed per dataset or group
+MATLAB_INNER = ("#refs#", "#subsystem#")  # groups of what cells and objects refer to
 MOST_REASONS = 8  # printed lines why fields cannot be x or y
 
 
@@ -74,7 +75,10 @@ def inspect_file(path: str) -> None:
         with reported("/"):
             report("\n".join(["", *meaning_of(file, given, len(others) + 1)]))
         found = []
+        inner = MATLAB_INNER if kind_of(file) == "matlab" else ()
         for name, item in items_below(file):
+            if name.split("/")[0] in inner:
+                continue
             with reported(name):
                 if item is None:
                     report(f"\n{clean(name)}: is damaged and cannot be opened")
@@ -201,21 +205,32 @@ def shorten(value: Any, limit: int = 100) -> str:
 def meaning_of(file: h5py.File, path: str, shards: int = 1) -> list[str]:
     """Return lines: the kind of file, the fields that could be x and y, and the command that trains on `path`. shards:
     the number of shards of `path`, of which `file` is the first."""
+    refused: dict[str, str] = {}
+    lines = _meaning(file, path, shards, refused)
+    varying = [name for name, reason in refused.items() if reason == VARYING]
+    named = clean(shorten(", ".join(varying)))
+    return [*lines, *[f"rows of different length: {named}; {calling.varying}"] * bool(varying)]
+
+
+def _meaning(file: h5py.File, path: str, shards: int, refused: dict[str, str]) -> list[str]:
+    """Return the lines of `meaning_of`. refused: receives the fields that cannot be x and y, name -> reason."""
     kind = kind_of(file)
     lines = [f"kind: {NAMES[kind]}"]
-    refused: dict[str, str] = {}
     choice = choose(file, refused)
     alike: dict[str, list[str]] = {}
     for name, reason in refused.items():
-        alike.setdefault(reason, []).append(name)
+        if reason != VARYING:  # has a line of its own
+            alike.setdefault(reason, []).append(name)
     why = [f"  {clean(shorten(', '.join(names)))}: {clean(reason)}" for reason, names in alike.items()]
     if len(why) > MOST_REASONS:
         why = [*why[:MOST_REASONS], f"  and {len(why) - MOST_REASONS} more"]
     if kind in NO_SAMPLES:
         return [*lines, NO_SAMPLES[kind]]
     if choice is None:
-        return [*lines, f"cannot be used for training:{' no rows of numbers' * (not why)}", *why]
-    for field, each in (("x", choice.x), ("y", choice.y)):
+        named = "" if refused else " no rows of numbers"
+        return [*lines, f"cannot be used for training{' as it is' * bool(refused)}:{named}", *why]
+    alone = choice.y is None and choice.x.classes and VARYING in refused.values()  # labels of these rows
+    for field, each in (("y" if alone else "x", choice.x), ("y", choice.y)):
         if each is not None:
             what = f"{each.classes} classes" if each.classes and field == "y" else str(each.dtype)
             lost = f", {each.lost:.1%} without a value" if each.lost else ""
@@ -223,6 +238,8 @@ def meaning_of(file: h5py.File, path: str, shards: int = 1) -> list[str]:
     if choice.y is None and kind == "10x":
         how = f"write one for each of the {choice.x.shape[0]:,} barcodes, in their order, to a dataset `label`"
         return [*lines, f"no command: the file has no labels; {how}, then inspect it again"]
+    if alone:
+        return lines
     if choice.y is None:
         return [*lines, f"no other field with the same number of rows could be y{':' * bool(why)}", *why]
     if shards > 1 and (made := [each.name for each in (choice.x, choice.y) if each.name.endswith("@classes")]):

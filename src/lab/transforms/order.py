@@ -1,0 +1,90 @@
+"""Refuse transforms in an order that gives wrong values. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from samebits.errors import ConfigError
+
+HERE = "lab.transforms."
+AUTO = "auto"
+CLIPS = (f"{HERE}color.ColorJitter", f"{HERE}augment.TrivialAugment")
+# transforms that use the last two dimensions as height and width
+SIZED = (
+    f"{HERE}fields.RandomCrop", f"{HERE}fields.Cutout", f"{HERE}fields.RandomErase", *CLIPS,
+    *(f"{HERE}sized.{name}" for name in ("Resize", "CenterCrop", "RandomResizedCrop")),
+)  # fmt: skip
+
+Node = Mapping[str, Any]
+
+
+class Rule(NamedTuple):
+    """`first` must not come before `then` on the same field, where `wrong` holds. why: what would happen."""
+
+    first: Sequence[str]
+    then: Sequence[str]
+    wrong: Callable[[Node, Node], bool]
+    why: str
+
+
+def _always(first: Node, then: Node) -> bool:
+    return True
+
+
+def _marks_statistics(first: Node, then: Node) -> bool:
+    return AUTO in (then.get("mean"), then.get("std")) and len(first.get("columns") or ()) > 0
+
+
+def _moves_pixels(first: Node, then: Node) -> bool:
+    """Return True if pixels in [0, 1] become negative. A scaling to [0, 1], mean=[0] std=[255], is right."""
+    mean = first.get("mean")
+    return mean == AUTO or (isinstance(mean, Sequence) and any(0 < value < 1 for value in mean))
+
+
+def _along_channels(first: Node, then: Node) -> bool:
+    return first.get("dim") == -1
+
+
+RULES = (
+    Rule(
+        (f"{HERE}missing.FillMissing",), (f"{HERE}fields.Normalize",), _marks_statistics,
+        "the filled values would be in the mean and std, and the new columns of 0 and 1 would be normalized",
+    ),
+    Rule(
+        (f"{HERE}mixup.Mixup",), (f"{HERE}missing.FillMissing",), _always,
+        "a NaN makes the sample that it is mixed with NaN too",
+    ),
+    Rule(
+        (f"{HERE}fields.Normalize",), CLIPS, _moves_pixels,
+        "its values are clipped to [0, 1], and those below the mean would become 0",
+    ),
+    Rule(SIZED, (f"{HERE}fields.ChannelsFirst",), _always, "the channels would be taken for the width"),
+    Rule(
+        (f"{HERE}fields.RandomFlip",), (f"{HERE}fields.ChannelsFirst",), _along_channels,
+        "dim=-1 would mirror the channels",
+    ),
+    Rule(
+        (f"{HERE}fields.Cast",), (f"{HERE}fields.ToFloat",), _always,
+        "the pixels would be floats already, and not divided - remove one of them",
+    ),
+)  # fmt: skip
+
+
+def check_order(chain: Sequence[tuple[str, Node]]) -> None:
+    """Raise ConfigError for the first pair of transforms in a wrong order. chain: (key, node) of each, in order."""
+    for k, (key, then) in enumerate(chain):
+        for earlier, first in chain[:k]:
+            if not {*_fields(first)} & {*_fields(then)}:
+                continue
+            for rule in RULES:
+                pair = first.get("_target_") in rule.first and then.get("_target_") in rule.then
+                if pair and rule.wrong(first, then):
+                    name, other = (one.rpartition(".")[2] for one in (earlier, key))
+                    remedy = "" if "remove" in rule.why else f" - put {name} after {other} in data/transforms"
+                    raise ConfigError(f"{earlier}: is before {key}: {rule.why}{remedy}")
+
+
+def _fields(node: Node) -> Iterator[str]:
+    given = node.get("field")
+    yield from [given] if isinstance(given, str) else given or ()
