@@ -85,7 +85,7 @@ KEYS = [
     row("+trainer.max_step=3", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
     row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP does not accept 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
     row("trainer.fsdp.wrap=auto", "trainer.fsdp.wrap: trainer.fsdp is null - choose trainer=fsdp"),
-    row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key (data.transforms has: to_float) - add a new key with a plus, +data.transforms.flip.dim=1"),
+    row("data=h5 data.transforms.flip.dim=1", "data.transforms.flip: no such key - choose data/transforms=[to_float,flip] (data.transforms has: to_float)"),
     row("optim.eps=1e-6", "optim.eps: no such key (optim has: decay_norms_and_biases, lr_factors, objectives, schedule, lr, betas, weight_decay) - add a new key with a plus, +optim.eps=1e-6, if torch.optim.AdamW accepts it"),
     row("+optim.lr=3", "optim.lr: already exists, so + cannot add it - write optim.lr=..., without the +"),
     row("~trainer.max_steps", "~trainer.max_steps: this key cannot be deleted; its value is already null"),
