@@ -41,7 +41,7 @@ class Restored:
 
 
 def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1) -> Restored:
-    """Return the trained run for one split. Raise ConfigError if the config has no such split, or an override no effect.
+    """Return the trained run for one split. Raise ConfigError if there is no such split, or an override has no effect.
 
     path: a run directory or checkpoint. overrides: key=value for the run's config. num_procs: processes that will share
     the samples of the split."""

@@ -8,7 +8,7 @@ import pytest
 from common import needs
 
 from lab.program import PROGRAM
-from samebits.config import composed
+from samebits.config import composed, recipe_hint
 from samebits.config.messages import unknown_key
 from samebits.schema import at, walk
 
@@ -55,7 +55,8 @@ def test_a_key_with_one_typo_is_named(typo: str, choices: tuple[str, ...]) -> No
 @pytest.mark.parametrize(
     ("key", "hint"),
     {
-        "data.transforms.normalise.mean": " - choose data/transforms=[to_float,normalize] (data.transforms has: to_float)",
+        "data.transforms.normalise.mean": " - choose data/transforms=[to_float,normalize] (data.transforms has: "
+        "to_float)",
         "callback.sumary.depth": " - choose callback=summary (callback has: )",
         "optim.schedule.step_every": " - choose optim/schedule=step_every (optim.schedule has: warmup, final)",
         "optim.schedule.every": " - choose optim/schedule=step_every (optim.schedule has: warmup, final)",
@@ -70,3 +71,26 @@ def test_a_key_of_another_option(key: str, hint: str) -> None:
     """A plus is suggested only where no option has the key, and an entry of a list of nodes needs its class."""
     line = unknown_key(PROGRAM, key, [f"{key}=0"], composed)
     assert line.partition(": no such key")[2] == hint
+
+
+@needs("conf/task/mae.yaml", "conf/task/gan.yaml", "conf/task/streaming.yaml")
+@pytest.mark.parametrize(
+    ("task", "error", "command"),
+    [
+        ("mae", "task.decoder.num_inputs: there is no key model.width", "task=mae model=vit"),
+        ("gan", "model: generates samples of another shape", "task=gan model.input_shape=[32] model.num_outputs=64 "
+         "optim.lr=1e-4 optim.betas=[0.0,0.9] trainer.clip_norm=null"),
+        ("gan", "MLP was built for other samples", "task=gan model.input_shape=[32] model.num_outputs=64 "
+         "optim.lr=1e-4 optim.betas=[0.0,0.9] trainer.clip_norm=null"),
+        ("streaming", "data.order: has no lanes", "experiment=streaming"),
+        ("mae", "hardware.device=cuda: there is no GPU", ""),
+        ("classification", "model: wrong", ""),
+    ],
+)  # fmt: skip
+def test_an_error_of_an_option_names_the_command_of_its_yaml(task: str, error: str, command: str) -> None:
+    """Unless the error is about a key that this command does not set, or the command line is this command."""
+    chosen = {"task": task, "model": "mlp", "data": "h5"}
+    hint = recipe_hint(error, chosen, [f"task={task}"], PROGRAM.conf)
+    assert hint == (command and f" - conf/task/{task}.yaml begins with a command that trains it: ./run train {command}")
+    assert recipe_hint(error, chosen, [f"task={task}", *command.split()], PROGRAM.conf) == ""
+    assert recipe_hint(error, chosen | {"task": "of an experiment"}, [f"task={task}"], PROGRAM.conf) == ""

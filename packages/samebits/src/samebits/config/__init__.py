@@ -37,5 +37,6 @@ if TYPE_CHECKING:
     )
     from samebits.config.messages import explain, one_line
     from samebits.config.wandb_agent import agents_run, is_agent_retry, quote_value, written
+    from samebits.config.yamls import recipe_hint
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -231,6 +231,27 @@ def content_of(name: str, argv: Sequence[str], conf: Path) -> Mapping[str, Any]:
     return found[1] if found and isinstance(found[1], Mapping) else {}
 
 
+def recipe_hint(error: str, choices: Mapping[str, Any], argv: Sequence[str], conf: Path) -> str:
+    """Return the hint at the command with which the yaml of a chosen option begins, `# ./run train ...`, if the command
+    line differs from it in a group or key that the error is about; otherwise an empty text.
+
+    error: its line. choices: {group: chosen option}. An error that names no key may be about any of the option's
+    groups."""
+    about = found[1] if (found := re.match(r"([a-z_]+)(?=[.=:/])", error)) else ""
+    for group, _, option in (argument.partition("=") for argument in argv):
+        text = next((f for folder in folders(argv, conf) if (f := folder / group / f"{option}.yaml").is_file()), None)
+        if text is None or choices.get(group) != option:
+            continue
+        lines = re.search(r"^# \./run train ((?:.*\\\n#)*.*)", text.read_text(), re.MULTILINE)
+        words = re.sub(r"\\\n#", " ", lines[1]).split() if lines else []
+        keys = [word.lstrip("+~").partition("=")[0] for word in words]
+        is_about = not about or any(re.split(r"[./@]", key)[0] in (about, "experiment") for key in keys)
+        chosen = [f"{name}={choice}" for name, choice in choices.items()]
+        if is_about and not {*words} <= {*argv, *chosen}:
+            return f" - conf/{group}/{option}.yaml begins with a command that trains it: ./run train {' '.join(words)}"
+    return ""
+
+
 def check_primary(argv: Sequence[str], conf: Path) -> None:
     """Raise ConfigError if --config-name names a yaml without defaults (wandb_sweep), which is not the config of a
     run."""
