@@ -8,8 +8,7 @@ import pytest
 from common import needs
 
 from lab.program import PROGRAM
-from samebits.config import composed, recipe_hint
-from samebits.config.messages import unknown_key
+from samebits.config import composed, recipe_hint, unknown_key
 from samebits.schema import at, walk
 
 TYPOS = {

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         resolved,
         run_hydra,
     )
-    from samebits.config.messages import explain, one_line
+    from samebits.config.messages import explain, one_line, unknown_key
     from samebits.config.wandb_agent import agents_run, is_agent_retry, quote_value, written
     from samebits.config.yamls import recipe_hint
 else:
