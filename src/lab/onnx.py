@@ -128,7 +128,7 @@ def export_onnx(
             ) from error
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             file = Path(folder) / target.name
-            convert(whole, values, file)
+            used = convert(whole, values, file)
             try:
                 difference = max(
                     compared(file, whole, [value[:size] for value in values], expected[size]) for size in sizes
@@ -144,7 +144,7 @@ def export_onnx(
             for part in sorted(Path(folder).iterdir(), reverse=True):  # the file with the weights first
                 part.replace(target.parent / part.name)
     shapes = {name: f"{dtype(value)} (batch{''.join(f', {n}' for n in value.shape[1:])})"
-              for name, value in zip(noted.read, values)}  # fmt: skip
+              for name, value in zip(noted.read, values) if name in used}  # fmt: skip
     return Exported(run.file, shapes, whole.names, difference, sizes)
 
 
@@ -159,8 +159,9 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def convert(whole: Predictor, values: list[Tensor], file: Path) -> None:
-    """Write the file by torch's exporter, with the first dimension of each input as `batch`."""
+def convert(whole: Predictor, values: list[Tensor], file: Path) -> list[str]:
+    """Write the file by torch's exporter, with the first dimension of each input as `batch`. Return its inputs: the
+    fields that affect the outputs, without labels that `predict` passes to a loss."""
     batch = torch.export.Dim("batch")
     weights = sum(p.numel() * p.element_size() for p in (*whole.parameters(), *whole.buffers()))
     logger = logging.getLogger("torch.onnx")  # warns of each library that it does not find
@@ -169,10 +170,18 @@ def convert(whole: Predictor, values: list[Tensor], file: Path) -> None:
         logger.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
+            shapes = (tuple({0: batch} for _ in values),)
+            try:
+                traced = torch.export.export(whole, tuple(values), dynamic_shapes=shapes, strict=False)
+            except Exception:  # strict: bytecode is read, in which the batch's size is a variable also as len(x)
+                traced = torch.export.export(whole, tuple(values), dynamic_shapes=shapes, strict=True)
             program: Any = torch.onnx.export(
-                whole, tuple(values), dynamo=True, verbose=False, input_names=whole.fields, output_names=whole.names,
-                dynamic_shapes=(tuple({0: batch} for _ in values),),
+                traced, dynamo=True, verbose=False, dynamic_shapes=shapes, input_names=whole.fields,
+                output_names=whole.names,
             )  # fmt: skip
+            graph = program.model.graph
+            for unused in [one for one in graph.inputs if not one.uses() and not one.is_graph_output()]:
+                graph.inputs.remove(unused)
             program.save(str(file), external_data=weights > MOST_INLINE)
     except ConfigError:
         raise
@@ -186,6 +195,7 @@ def convert(whole: Predictor, values: list[Tensor], file: Path) -> None:
         ) from error
     finally:
         logger.setLevel(level)
+    return [one.name for one in graph.inputs]
 
 
 def compared(file: Path, whole: Predictor, values: list[Tensor], expected: tuple[Tensor, ...]) -> float:
@@ -194,7 +204,8 @@ def compared(file: Path, whole: Predictor, values: list[Tensor], expected: tuple
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors
     session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    fed = {one.name: value.numpy() for one, value in zip(session.get_inputs(), values, strict=True)}
+    given = dict(zip(whole.fields, values))
+    fed = {one.name: given[one.name].numpy() for one in session.get_inputs()}
     largest = 0.0
     for name, there, here in zip(whole.names, session.run(None, fed), expected, strict=True):
         found, wanted = torch.as_tensor(there), here.detach()

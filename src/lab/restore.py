@@ -24,6 +24,10 @@ from samebits.device import resolve_auto_as_recorded, resolve_hardware
 from samebits.errors import ConfigError
 from samebits.world import process_group, world_of_one
 
+# what an evaluation reads: these groups, with the keys of `trainer` that choose its samples and batches
+READ = ("data", "hardware", "model", "quantization", "rules", "seed", "task")
+READ_OF_TRAINER = ("global_batch_size", "max_eval_batches", "pad_eval_batches")
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -37,11 +41,12 @@ class Restored:
 
 
 def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1) -> Restored:
-    """Return the trained run for one split. Raise ConfigError if the config has no such split.
+    """Return the trained run for one split. Raise ConfigError if there is no such split, or an override has no effect.
 
     path: a run directory or checkpoint. overrides: key=value for the run's config. num_procs: processes that will share
     the samples of the split."""
     model, cfg, file, payload = restore_model(path, overrides)
+    check_effects(overrides)
     set_processes(cfg, num_procs)
     config = check(cfg, trains=False)
     hardware = resolve_auto_as_recorded(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
@@ -53,6 +58,17 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
     task = restore_task(config, model, file, payload)
     return Restored(model, task, Experiment(config, hardware, world_of_one(), {split: dataset}), file)
+
+
+def check_effects(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for an override that only training reads."""
+    for override in overrides:
+        group, _, name = override.partition("=")[0].partition(".")
+        if group not in READ and not (group == "trainer" and name in READ_OF_TRAINER):
+            raise ConfigError(
+                f"{override}: has no effect on a trained model, because only training reads it - remove it; to change "
+                "training, start a run with it"
+            )
 
 
 def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str, Any]) -> Task:

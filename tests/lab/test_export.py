@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from common import QUICK, ROOT, needs
+from torch import nn
 
 import lab
 import lab.onnx
@@ -89,9 +90,13 @@ def test_onnx_computes_what_the_model_does_for_any_batch_size(run: Path) -> None
 @WITH_ONNX
 @pytest.mark.slow
 @needs("conf/model/resnet.yaml", "conf/model/gpt.yaml", "conf/data/tokens.yaml", "conf/task/dino.yaml")
-@pytest.mark.parametrize("kind", ["resnet", "gpt", pytest.param("dino", marks=needs("conf/task/dino.yaml"))])
+@pytest.mark.parametrize(
+    "kind",
+    ["resnet", "gpt", *(pytest.param(one, marks=needs(f"conf/task/{one}.yaml")) for one in ("dino", "byol", "mae"))],
+)
 def test_models_of_the_template_are_exported(tmp_path: Path, kind: str) -> None:
-    """BatchNorm in evaluation mode; attention, tied weights and no test split; a task whose heads are not exported."""
+    """BatchNorm in evaluation mode; attention, tied weights and no test split; tasks whose heads are not exported; a
+    model that uses len(x), the size of the batch."""
     import h5py
     import numpy as np
 
@@ -105,14 +110,52 @@ def test_models_of_the_template_are_exported(tmp_path: Path, kind: str) -> None:
             "data=tokens", f"data.path={tmp_path}/t.h5", "data.fields.tokens=t", "data.window=16", "model=gpt",
             "model.width=16", "model.heads=2", "model.layers=1", "task=next_token", "trainer.global_batch_size=8",
         ),
-        "dino": ("task=dino",),
-    }[kind]  # fmt: skip
+        "mae": ("task=mae", "model=vit"),
+    }.get(kind, (f"task={kind}",))  # fmt: skip
     run = start_run(tmp_path / "run", *short, "trainer.max_eval_batches=1", *given)
     made = lab.onnx.export_onnx(run, tmp_path / "model.onnx", False, None)
     assert made.inputs == {"x": "int64 (batch, 16)" if kind == "gpt" else "float32 (batch, 1, 8, 8)"}
     assert made.difference < 1e-5
     assert len(made.batches) == 3
     assert [one.name for one in session_of(tmp_path / "model.onnx").get_inputs()] == ["x"]
+
+
+@WITH_ONNX
+def test_labels_are_not_inputs(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if predict passes them to the loss. The size of the batch may be read by len()."""
+
+    def labelled(self: Any, model: Any, batch: Any) -> Any:
+        assert len(batch["y"]) == len(batch["x"])
+        return self.losses(model, batch)[1].view(len(batch["x"]), -1)
+
+    monkeypatch.setattr(Supervised, "predict", labelled)
+    monkeypatch.setattr(
+        Supervised, "losses", lambda self, model, batch: (self.criterion(out := model(batch["x"]), batch), out)
+    )
+    made = lab.onnx.export_onnx(run, tmp_path / "m.onnx", False, "val")
+    assert made.inputs == {"x": "float32 (batch, 1, 8, 8)"}
+    (found,) = session_of(tmp_path / "m.onnx").run(None, {"x": (x := torch.rand(3, 1, 8, 8)).numpy()})
+    torch.testing.assert_close(torch.as_tensor(found), lab.load_run(run)[0](x).detach(), rtol=1e-5, atol=1e-6)
+
+
+@needs("conf/task/byol.yaml", "conf/task/contrastive.yaml", "conf/task/vae.yaml", "conf/task/ddpm.yaml")
+def test_tasks_without_labels_predict_from_x() -> None:
+    from lab.tasks.byol import BYOL
+    from lab.tasks.contrastive import Contrastive
+    from lab.tasks.ddpm import DDPM
+    from lab.tasks.vae import VAE
+
+    net, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), torch.rand(3, 1, 2, 2)
+    shared: Any = {"fields": ["x", "x"], "augment": {}, "metrics": {}}
+    for task in (BYOL(net, net, 0.9, **shared), Contrastive(net, 0.1, **shared)):
+        assert torch.equal(task.predict(net, {"x": x}), net(x))
+    found = VAE(1.0, 0).predict(nn.ModuleDict({"encoder": net, "decoder": nn.Linear(2, 4)}), {"x": x})
+    assert torch.equal(found["latent"], net(x)[:, :2])
+    assert found["reconstruction"].shape == x.shape
+    with pytest.raises(
+        ConfigError, match=r"^task=ddpm: has no prediction for a sample, .*load_run\(RUN\)\.sample\(64\)"
+    ):
+        DDPM(10, "cosine", 2, 0).predict(net, {"x": x})
 
 
 @WITH_ONNX

@@ -47,7 +47,7 @@ class Odd(nn.Module):
         first = self.one(x)
         again = self.one(self.inplace(self.two(first)) + first)
         with torch.no_grad():
-            target = self.teacher(self.flat(first))
+            target = self.teacher(self.flat(first[:, None]))
         return {"loss": (self.block(again) - target).square().sum(1)}
 
 
@@ -98,6 +98,49 @@ def test_operations_of_a_module_that_calls_none_are_part_of_it() -> None:
     assert [lines[0] for lines in texts(module_svg(graph, ""))] == [
         "batch['q']", "batch['k']", "batch['v']", "MultiheadAttention", "loss",
     ]  # fmt: skip
+
+
+class Twice(nn.Module):
+    """Its first output is its input, unchanged."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x.cos()
+
+
+@pytest.mark.parametrize(
+    "shortcut", [nn.Identity(), nn.Sequential(), nn.Dropout(0.5).eval(), nn.Sequential(nn.Identity()), Twice()]
+)
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_module_that_returns_its_input_changes_no_other_edge(shortcut: nn.Module, depth: int) -> None:
+    """As in a residual block, whose body reads the input after the shortcut has returned it."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.body = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.shortcut, self.inplace = shortcut, nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            kept = self.shortcut(x := self.first(x))
+            other, kept = (kept[1], kept[0]) if isinstance(kept, tuple) else (0.0, kept)
+            return {"loss": self.inplace(self.body(x) + kept + other).sum(1)}
+
+    whole = nn.ModuleDict({"model": Block()})
+    graph, _, _ = forward_graph(whole, {"x": torch.ones(2, 4)}, lambda own, given: own["model"](given["x"]), depth)  # type: ignore[index]
+    text = {number: " ".join(node.text[:2]) for number, node in graph.nodes.items()}
+    edges = {(text[start], text[end]) for start, end in graph.edges}
+    two = type(shortcut) is Twice
+    last = "ReLU model.inplace"
+    assert edges - {("Twice model.shortcut", "add [2, 4]"), ("add [2, 4]", "add [2, 4]")} == {
+        ("batch['x'] [2, 4]", "Linear model.first"),
+        ("Linear model.first", "Linear model.body"),
+        ("Linear model.first", "add [2, 4]"),
+        *({("Linear model.first", "Twice model.shortcut")} if two else ()),
+        ("Linear model.body", "add [2, 4]"),
+        ("add [2, 4]", last),
+        (last, "loss []" if ("loss []", last) in edges else "loss [2]"),
+    }
+    assert (("Twice model.shortcut", "add [2, 4]") in edges) == two
 
 
 def test_a_deep_residual_network_has_as_many_edges_as_nodes() -> None:

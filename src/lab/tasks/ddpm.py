@@ -58,6 +58,13 @@ class DDPM(Task):
             raise ConfigError(f"model: {tuple(output.shape[1:])} for an image {tuple(x.shape[1:])} - model.num_outputs")
         return output.view(x.shape)
 
+    def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Raise ConfigError: the model draws new images, it computes nothing from a given one."""
+        raise ConfigError(
+            "task=ddpm: has no prediction for a sample, because it generates new images - draw them in Python, "
+            "lab.load_run(RUN).sample(64)"
+        )
+
     def sample(self, model: nn.Module, count: int) -> Tensor:
         """Return `count` images in [0, 1] by algorithm 2 of the paper. As in its code, intermediate images are
         clipped."""

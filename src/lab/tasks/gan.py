@@ -74,9 +74,13 @@ class WGAN(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         """Return the scores of evaluations; training uses <objective>_losses."""
-        made = self.generate(model, batch, "scored")
+        made = self.predict(model, batch)
         real, fake = self.scores(batch["x"]), self.scores(made)
         return {"loss": real - fake, "real": real, "fake": fake}, made
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return a generated sample for each sample id, of the shape of batch["x"]."""
+        return self.generate(model, batch, "scored")
 
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any]:
         """Return an image of generated samples."""

@@ -56,8 +56,7 @@ class Pose(Task):
             if isinstance(shape, str) or len(shape) != 3 or shape[1] < self.num_joints or shape[2] < columns:
                 raise ConfigError(f"task.{key}={field}: {shape}; expected (B, {self.num_joints} joints, {columns})")
         image, target = batch[self.input], batch[self.target][..., :3]
-        # float: half precision is too coarse for millimeters
-        pose = model(image).float().reshape(*target.shape[:2], -1)[..., :3]
+        pose = self.predict(model, batch)
         values = {
             "position": vector_norm(pose - target, dim=2).mean(1),
             "bones": (self.lengths(pose) - self.lengths(target)).abs().mean(1),
@@ -65,6 +64,12 @@ class Pose(Task):
         }
         loss = torch.stack([self.factors[name] * value for name, value in values.items()]).sum(0)
         return {"loss": loss, **values}, pose
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the pose (B, J, 3)."""
+        image = batch[self.input]
+        # float: half precision is too coarse for millimeters
+        return model(image).float().reshape(*image.shape[:2], -1)[..., :3]
 
     def lengths(self, pose: Tensor) -> Tensor:
         """Return the bone lengths (B, N) of pose, (B, J, 3)."""

@@ -53,6 +53,12 @@ class VAE(Task):
         values = {"reconstruction": bits.flatten(1).sum(1), "kl": divergence(mean, log_variance)}
         return {"loss": values["reconstruction"] + self.kl_factor * values["kl"], **values}, logits
 
+    def predict(self, model: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return "latent", the mean of the code of batch["x"], (B, D), and "reconstruction", which is decoded from it,
+        like x."""
+        mean, _ = model["encoder"](batch["x"]).float().chunk(2, dim=1)
+        return {"latent": mean, "reconstruction": model["decoder"](mean).float().sigmoid().view(batch["x"].shape)}
+
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any]:
         """Return an image of inputs (top row) and reconstructions (bottom row)."""
         above_and_below = torch.cat([batch["x"][:count].float(), output[:count].sigmoid()])

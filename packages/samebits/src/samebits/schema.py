@@ -225,9 +225,19 @@ def show(value: Any) -> str:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the name most similar to `name`; None if none is similar enough."""
-    matches = get_close_matches(name, [str(n) for n in names], n=1, cutoff=cutoff)
+    """Return the name most similar to `name`, first of those that are one typo away; None if none is similar enough."""
+    names = [str(n) for n in names]
+    close = [n for n in names if one_typo(name, n)]
+    matches = get_close_matches(name, close or names, n=1, cutoff=0 if close else cutoff)
     return matches[0] if matches else None
+
+
+def one_typo(one: str, other: str) -> bool:
+    """Return True if one letter is added, left out or replaced, or two neighboring letters are swapped."""
+    start = next((k for k, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    a, b = one[start:], other[start:]
+    replaced = a[1:] == b[1:] and len(one) > 2  # most names of two letters are one replacement away
+    return a != b and (a[1:] == b or a == b[1:] or replaced or (a[:2] == b[1::-1] and a[2:] == b[2:]))
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
@@ -241,10 +251,12 @@ def no_such_key(
     siblings: Iterable[str],
     elsewhere: Sequence[str] = (),
     moved: Mapping[str, str] = types.MappingProxyType({}),
+    option: str = "",
 ) -> str:
     """Return the message for an unknown key.
 
-    elsewhere: dotted keys of the whole config, for suggestions. moved: {key in older versions: current key}.
+    elsewhere: dotted keys of the whole config, for suggestions. moved: {key in older versions: current key}. option:
+    the choice of another option of the group, which has such a key.
     """
     prefix, _, name = key.rpartition(".")
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
@@ -254,6 +266,10 @@ def no_such_key(
         hint = f" - it was renamed to {now}"
     elif name in TYPED:
         hint = f" - {TYPED[name]}"
+    elif any(one_typo(name, sibling) for sibling in siblings):
+        hint = did_you_mean(name, siblings, prefix)
+    elif option:
+        hint = f" - choose {option}"
     elif len(same) == 1:
         hint = f" - did you mean {same[0]}?"
     elif not (hint := did_you_mean(name, siblings, prefix)) and elsewhere:

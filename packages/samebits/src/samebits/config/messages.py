@@ -27,7 +27,7 @@ from omegaconf.errors import (
 from samebits.config import yamls
 from samebits.errors import ConfigError
 from samebits.project import Project
-from samebits.schema import TYPED, at, did_you_mean, hints_of, leaves, nearest, no_such_key, show
+from samebits.schema import TYPED, at, did_you_mean, hints_of, leaves, nearest, no_such_key, one_typo, show
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
@@ -201,7 +201,7 @@ def _composition(
 
 def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compose) -> str:
     """Return the line for an unknown key or group. Known keys are read from the config without that override."""
-    key, conf, now = key.lstrip("/"), project.conf, project.moved_keys
+    key, conf = key.lstrip("/"), project.conf
     if "/" in key or "@" in key:
         return _no_such_group(key, conf)
     cfg = _composed(project, argv, compose)
@@ -213,19 +213,31 @@ def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compos
             # report the first wrong part of the key
             path = key.split(".")[: depth + 1]
             if isinstance(node, dict):
-                return no_such_key(".".join(path), node, [], now) + added(project, ".".join(path), node, argv)
+                return not_in(project, ".".join(path), node, [], argv)
             return no_group(key, ".".join(path[:-1]), node, argv, conf)
         node = node[part]
     if not isinstance(node, dict):
         return no_group(key, parent, node, argv, conf)
     if name in node:  # Hydra cannot delete a key whose value is null
         return f"~{key}: this key cannot be deleted; its value is already {show(node[name])}"
-    if parent and (more := added(project, key, node, argv)):  # may be a new key, unless the same name exists elsewhere
-        return no_such_key(key, node, [k for k in elsewhere if len(name) > 2 and k.endswith(f".{name}")], now) + more
     if parent:
-        return no_such_key(key, node, elsewhere, now)
+        return not_in(project, key, node, elsewhere, argv)
     groups = [g for g in _groups(conf) if "/" not in g]
-    return no_such_key(name, [*dict.fromkeys([*(k for k in node if k != "hydra"), *groups])], elsewhere, now)
+    known = [*dict.fromkeys([*(k for k in node if k != "hydra"), *groups])]
+    return no_such_key(name, known, elsewhere, project.moved_keys)
+
+
+def not_in(project: Project, key: str, node: dict[str, Any], elsewhere: Sequence[str], argv: Sequence[str]) -> str:
+    """Return the line for a key that `node` does not have. elsewhere: dotted keys of the whole config."""
+    name, target = key.rpartition(".")[2], str(node.get("_target_", ""))
+    # the yamls of other classes, such as torch's, do not have all of their arguments
+    complete = not target or target.startswith(f"{project.package}.")
+    close = any(one_typo(name, str(other)) for other in node)
+    option = yamls.option_for(key, node, argv, project.conf) if complete and not close else ""
+    more = "" if option else added(project, key, node, argv)
+    if more:  # an argument, unless the same name exists elsewhere; a mapping without a class accepts any name
+        elsewhere = [k for k in elsewhere if target and len(name) > 2 and k.endswith(f".{name}")]
+    return no_such_key(key, node, elsewhere, project.moved_keys, option) + more
 
 
 def no_group(key: str, parent: str, value: Any, argv: Sequence[str], conf: Path) -> str:
@@ -242,6 +254,8 @@ def added(project: Project, key: str, node: dict[str, Any], argv: Sequence[str])
         return ""
     given = next((argument for argument in argv if argument.startswith((f"{key}=", f"{key}."))), f"{key}=...")
     target = f", if {node['_target_']} accepts it" if "_target_" in node else ""
+    if "_target_" not in given and yamls.takes_several(key.rpartition(".")[0].replace(".", "/"), argv, project.conf):
+        given = f"{key}._target_=..."  # its entries are nodes
     return f" - add a new key with a plus, +{given}{target}"
 
 

@@ -12,7 +12,7 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
 from samebits.errors import ConfigError
-from samebits.schema import at, join, show
+from samebits.schema import at, join, nearest, show
 
 DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-cn")
 
@@ -204,6 +204,52 @@ def option_with(key: str, argv: Sequence[str], conf: Path) -> str | None:
         if isinstance(at(found and found[1], inner), Mapping):
             return f"{group}={option}"
     return None
+
+
+def option_for(key: str, node: Mapping[str, Any], argv: Sequence[str], conf: Path) -> str:
+    """Return the choices of options with which the unknown `key` exists: the option of this name or a similar one
+    (data.transforms.flip -> data/transforms=[to_float,flip]), or those that have the key (optim.schedule.every ->
+    optim/schedule=step_every). An empty text if there is none. node: the config of the key's group."""
+    above, _, name = key.rpartition(".")
+    group = above.replace(".", "/")
+    there, several = options(group, argv, conf), takes_several(group, argv, conf)
+    if match := nearest(name, [one for one in there if one not in node]):
+        names = [*(one for one in there if one in node and several), match]
+        return f"{group}={','.join(names)}" if len(names) == 1 else f"{group}=[{','.join(names)}]"
+    having = [] if several else [one for one in there if name in content_of(f"{group}/{one}", argv, conf)]
+    return " or ".join(f"{group}={one}" for one in having[:3])
+
+
+def takes_several(group: str, argv: Sequence[str], conf: Path) -> bool:
+    """Return True if several options of a group can be chosen, because each has a key of its own, its name."""
+    return any(one in content_of(f"{group}/{one}", argv, conf) for one in options(group, argv, conf))
+
+
+def content_of(name: str, argv: Sequence[str], conf: Path) -> Mapping[str, Any]:
+    """Return the content of group/option; an empty one if it cannot be read."""
+    found = read(name, argv, conf)
+    return found[1] if found and isinstance(found[1], Mapping) else {}
+
+
+def recipe_hint(error: str, choices: Mapping[str, Any], argv: Sequence[str], conf: Path) -> str:
+    """Return the hint at the command with which the yaml of a chosen option begins, `# ./run train ...`, if the command
+    line differs from it in a group or key that the error is about; otherwise an empty text.
+
+    error: its line. choices: {group: chosen option}. An error that names no key may be about any of the option's
+    groups."""
+    about = found[1] if (found := re.match(r"([a-z_]+)(?=[.=:/])", error)) else ""
+    for group, _, option in (argument.partition("=") for argument in argv):
+        text = next((f for folder in folders(argv, conf) if (f := folder / group / f"{option}.yaml").is_file()), None)
+        if text is None or choices.get(group) != option:
+            continue
+        lines = re.search(r"^# \./run train ((?:.*\\\n#)*.*)", text.read_text(), re.MULTILINE)
+        words = re.sub(r"\\\n#", " ", lines[1]).split() if lines else []
+        keys = [word.lstrip("+~").partition("=")[0] for word in words]
+        is_about = not about or any(re.split(r"[./@]", key)[0] in (about, "experiment") for key in keys)
+        chosen = [f"{name}={choice}" for name, choice in choices.items()]
+        if is_about and not {*words} <= {*argv, *chosen}:
+            return f" - conf/{group}/{option}.yaml begins with a command that trains it: ./run train {' '.join(words)}"
+    return ""
 
 
 def check_primary(argv: Sequence[str], conf: Path) -> None:

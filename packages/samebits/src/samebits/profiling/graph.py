@@ -1,8 +1,8 @@
 """Find the graph of a forward pass: which module's output goes into which module, and autograd's operations.
 
-Each call of a module is a node if the module calls no other module, or if it is at the deepest level. A tensor's source
-is the node whose output it was computed from. Sources are stored by storage, so views and operations in place need no
-special rules.
+Each call of a module is a node if the module calls no other module, or if it is at the deepest level. A module that
+returns its inputs unchanged, such as nn.Identity, is not a node. A tensor's source is the node whose output it was
+computed from. Sources are stored by storage, so views and operations in place need no special rules.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ MOST_NODES = 2000  # a larger picture helps nobody, and viewers fail
 
 @dataclass
 class Call:
-    """An open call of a module. first: number of the next node when it began."""
+    """An open call of a module. versions: {id of an input: its version, which an operation in place increases}. first:
+    number of the next node when it began."""
 
     sources: frozenset[int]
     storages: set[int]
+    versions: dict[int, int]
     first: int
     is_node: bool  # modules below it are not drawn
     has_called: bool = False
@@ -115,7 +117,8 @@ class ModuleGraph(TorchDispatchMode):
                 self._calls[-1].has_called = True
             given = [args, kwargs]
             taken = {id_of(value) for value in tensors(given)}
-            self._calls.append(Call(self.sources_of(given), taken, self._next, is_node))
+            versions = {id(value): value._version for value in tensors(given)}
+            self._calls.append(Call(self.sources_of(given), taken, versions, self._next, is_node))
 
         return note
 
@@ -126,12 +129,15 @@ class ModuleGraph(TorchDispatchMode):
                 return
             for number in range(call.first, self._next):  # operations inside of it
                 self.nodes.pop(number, None)
+            made = [value for value in tensors(output) if call.versions.get(id(value)) != value._version]
+            if tensors(output) and not made:  # nothing is computed: its input keeps its source, for all who use it
+                return
             shapes = [str(list(value.shape)) for value in tensors(output)]
             sizes = sum(p.numel() for p in module.parameters())
             text = (type(module).__name__, name, ", ".join(shapes[:3]) + ", ..." * (len(shapes) > 3))
             tip = f"{name}: {repr(module) if not list(module.children()) else type(module).__name__}"
             source = self.add(Node((*text, f"{sizes:,} parameters") if sizes else text, MODULE, tip), call.sources)
-            for value in tensors(output):
+            for value in made:
                 if id_of(value) in call.storages:  # a view of an input, which others may use as it was
                     self._views[id(value)] = (value, source)
                 else:
