@@ -9,6 +9,7 @@ wait in the loader while the GPU is busy with earlier steps. Then only the time 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,11 +17,30 @@ from typing import Any
 
 import torch
 
-from samebits.clocks import DeviceClock, HostClock
+from samebits.clocks import DeviceClock
 
 
-class Waits:
-    """Sum the times spent waiting for data. clock: makes the clock; called at the first batch, because a GPU's clock
+class HostWaits:
+    """Sum the times spent in the loader."""
+
+    def __init__(self) -> None:
+        self._seconds = self._began = 0.0
+
+    def begin(self) -> None:
+        """Call it before the loop gets a batch."""
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """Call it after the loop got a batch."""
+        self._seconds += time.perf_counter() - self._began
+
+    def seconds(self) -> float:
+        """Return the seconds that the loop has waited so far."""
+        return self._seconds
+
+
+class DeviceWaits:
+    """Sum the times in which the device is idle because it waits for data. clock: makes the clock; called at the first batch, because a GPU's clock
     initializes CUDA, which must not happen before workers are forked."""
 
     def __init__(self, clock: Callable[[], Any]) -> None:
@@ -46,6 +66,6 @@ class Waits:
         return self._seconds
 
 
-def waits_on(device: torch.device) -> Waits:
+def waits_on(device: torch.device) -> HostWaits | DeviceWaits:
     """Return the Waits of a device."""
-    return Waits(partial(DeviceClock, device) if device.type == "cuda" else HostClock)
+    return DeviceWaits(partial(DeviceClock, device)) if device.type == "cuda" else HostWaits()
