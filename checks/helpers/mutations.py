@@ -391,7 +391,7 @@ NAMES: list[tuple[Any, ...]] = [
      "clip(gradients_of(trained), self.trainer.ema_decay)", "tests/lab/test_loop.py"),
     ("src/lab/optimizer_step.py", "update_average(local_parts(means), local_parts(weights), factor, skipped)",
      "update_average(local_parts(weights), local_parts(means), factor, skipped)", "tests/lab/test_loop.py"),
-    ("src/lab/evaluation.py", "values[0].new_full((), real)", "values[0].new_full((), len(values))",
+    ("src/lab/evaluation.py", "unweighted += real if weights", "unweighted += size if weights",
      "tests/lab/test_loop.py"),
     ("src/lab/evaluation.py", "first_samples(output, size, real), first_samples(batch, size, real)",
      "first_samples(output, size, real), first_samples(batch, size, size)", "tests/lab/test_loop.py"),
