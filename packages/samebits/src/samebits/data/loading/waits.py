@@ -9,7 +9,6 @@ wait in the loader while the GPU is busy with earlier steps. Then only the time 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from samebits.clocks import DeviceClock
+from samebits.clocks import DeviceClock, HostClock
 
 
 class HostWaits:
@@ -28,11 +27,11 @@ class HostWaits:
 
     def begin(self) -> None:
         """Call it before the loop gets a batch."""
-        self._began = time.perf_counter()
+        self._began = HostClock.now()
 
     def end(self) -> None:
         """Call it after the loop got a batch."""
-        self._seconds += time.perf_counter() - self._began
+        self._seconds += HostClock.now() - self._began
 
     def seconds(self) -> float:
         """Return the seconds that the loop has waited so far."""
@@ -40,8 +39,10 @@ class HostWaits:
 
 
 class DeviceWaits:
-    """Sum the times in which the device is idle because it waits for data. clock: makes the clock; called at the first batch, because a GPU's clock
-    initializes CUDA, which must not happen before workers are forked."""
+    """Sum the times in which the device is idle because it waits for data.
+
+    clock: makes the clock; called at the first batch, because a GPU's clock initializes CUDA, which must not happen
+    before workers are forked."""
 
     def __init__(self, clock: Callable[[], Any]) -> None:
         self._make, self._seconds = clock, 0.0
