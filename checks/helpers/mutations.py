@@ -166,7 +166,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "", "checks/project/test_replicas.py::TestNoise::test_ranks_and_micro_batches_change_nothing[ways0]"),
     ("src/lab/loop.py", "        step_rng.use_shared()  # a schedule may draw random numbers\n", "",
      "checks/project/test_replicas.py::test_rates_that_are_drawn_are_the_same_on_all_ranks"),
-    ("src/lab/loop.py", 'acts = overrides(task, "on_step_end") or overrides(task, "project") or', "acts =",
+    ("src/lab/loop.py", 'overrides(task, "on_step_end") or overrides(task, "project") or', "",
      "checks/project/test_replicas.py::test_what_may_draw_is_known"),
     ("samebits/steps/seed.py", "_set_states(self._own, self._device)", "pass",
      "checks/project/test_replicas.py::test_dropout_draws_what_it_drew_without_noise"),

@@ -72,8 +72,7 @@ def may_draw_outside_losses(state: TrainState) -> bool:
     task's train_step, on_step_end or project. Torch's optimizers draw none, nor do classes with `uses_rng = False`."""
     task = state.task
     acts = overrides(task, "on_step_end") or overrides(task, "project") or overrides(task, "train_step")
-    others = [*state.schedule.own.values(), *([task] if acts else [])]
-    return not uses_no_rng(state.schedule, state.optimizer.values(), others)
+    return not uses_no_rng(state.schedule, state.optimizer.values(), [*state.schedule.own.values(), *[task] * acts])
 
 
 @no_garbage_collection()
