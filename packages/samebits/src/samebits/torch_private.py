@@ -88,7 +88,8 @@ def is_torchs_own(optimizer: Optimizer) -> bool:
 
 @functools.cache
 def _is_torchs_class(kind: type[Optimizer]) -> bool:
-    return all(code.__module__.startswith("torch.optim.") for code in (kind, _bare_step(kind)))
+    codes: tuple[Any, ...] = (kind, _bare_step(kind))  # type: ignore[arg-type]
+    return all(code.__module__.startswith("torch.optim.") for code in codes)
 
 
 def skip_dynamo_import() -> None:
