@@ -88,7 +88,7 @@ class Module(L.LightningModule):
         self.step(batch, "test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
+        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"], fused=True)
 
 
 @hydra.main(version_base=None, config_path=None, config_name="config")

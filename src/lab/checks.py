@@ -39,11 +39,11 @@ INTEGERS: dict[Any, tuple[str, ...]] = {  # as torch's messages name them
 def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: Any) -> Any:
     """Return function(output, batch) of a criterion or metric. Raise ConfigError if the output has a wrong type."""
     try:
-        with noting(key, output, batch):
-            return function(output, batch)
-    except (AttributeError, TypeError) as error:
+        return function(output, batch)
+    except Exception as error:
+        note(error, key, output, batch)
         kind = type(output).__name__
-        if isinstance(output, Tensor) or kind not in str(error):
+        if not isinstance(error, (AttributeError, TypeError)) or isinstance(output, Tensor) or kind not in str(error):
             raise
         name = getattr(function, "__name__", type(function).__name__)
         raise ConfigError(
@@ -92,13 +92,18 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def noting(key: str, output: Any, batch: Any) -> Iterator[None]:
-    """In this block, add the config key and the shapes of output and batch to an error, for `explained_mistake`."""
+    """In this block, `note` errors."""
     try:
         yield
     except Exception as error:
-        vars(error).setdefault("key", key)
-        vars(error).setdefault("given", f"the output is {shapes({'': output}).strip()}; the batch has {shapes(batch)}")
+        note(error, key, output, batch)
         raise
+
+
+def note(error: Exception, key: str, output: Any, batch: Any) -> None:
+    """Add the config key and the shapes of output and batch to an error, for `explained_mistake`."""
+    vars(error).setdefault("key", key)
+    vars(error).setdefault("given", f"the output is {shapes({'': output}).strip()}; the batch has {shapes(batch)}")
 
 
 def _note_inputs(model: nn.Module, batch: dict[str, Any], error: Exception) -> None:

@@ -55,6 +55,7 @@ def evaluate(
     names = ["loss", *task.loss_names, *per_sample]
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
+    totals, unweighted = sums.unbind(), 0  # each sum, and the number of samples without a weight
     for metric in stateful.values():
         metric.reset()
     with evaluation_mode(model, task):
@@ -68,13 +69,18 @@ def evaluate(
             for name, metric in per_sample.items():
                 values.append(call_with_hints(metric, f"task.metrics.{name}", output, batch))
                 check_per_sample(values[-1], size, f"task.metrics.{name}")
-            sums += _sums([value[:real].to(precise) for value in values], weights, real)
+            if real < size:
+                values, weights = [value[:real] for value in values], None if weights is None else weights[:real]
+            added = _sums(values, weights, precise)
+            torch._foreach_add_(totals[: len(added)], added)
+            unweighted += real if weights is None else 0
             if real:
                 unpadded = first_samples(output, size, real), first_samples(batch, size, real)
                 for name, metric in stateful.items():
                     call_with_hints(metric.update, f"task.metrics.{name}", *unpadded)
                 for observe in observers:
                     observe(*unpadded)
+    sums[-1] += unweighted
     world.all_reduce_sum(sums)
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
@@ -84,13 +90,11 @@ def evaluate(
     return scores
 
 
-def _sums(values: list[Tensor], weights: Tensor | None, real: int) -> Tensor:
-    """Return the weighted sum of each vector (N,), then the sum of the weights; None: all weights are 1."""
+def _sums(values: list[Tensor], weights: Tensor | None, precise: torch.dtype) -> list[Tensor]:
+    """Return the weighted sum of each vector (N,), then the sum of the weights; None: all weights are 1, no sum."""
     if weights is None:
-        return torch.stack([*(value.sum() for value in values), values[0].new_full((), real)])
-    return torch.stack(
-        [*((value * weights[:real]).sum() for value in values), weights[:real].sum().to(values[0].dtype)]
-    )
+        return [value.sum(dtype=precise) for value in values]
+    return [*((value.to(precise) * weights).sum() for value in values), weights.sum().to(precise)]
 
 
 def validate(state: TrainState, val_loaders: Mapping[str, Loader], run: RunContext) -> bool:

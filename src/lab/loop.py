@@ -63,15 +63,16 @@ def train_step(
             raise ConfigError(f"task: {type(task).__name__}.train_step must call optimizer_step and return its values")
         if next(micro_batches, None) is not None:
             raise ConfigError(f"task: {type(task).__name__}.train_step must use all micro-batches of the step")
-        return optimizer_step.end_step(values)
+        with torch.set_grad_enabled(False):
+            return optimizer_step.end_step(values)
 
 
 def may_draw_outside_losses(state: TrainState) -> bool:
     """Return whether code outside the losses may draw random numbers in a step: the schedule, the optimizers, or the
     task's train_step, on_step_end or project. Torch's optimizers draw none, nor do classes with `uses_rng = False`."""
-    acts = any(overrides(state.task, name) for name in ("on_step_end", "project", "train_step"))
-    others = [*state.schedule.own.values(), *([state.task] if acts else [])]
-    return not uses_no_rng(state.schedule, state.optimizer.values(), others)
+    task = state.task
+    acts = overrides(task, "on_step_end") or overrides(task, "project") or overrides(task, "train_step")
+    return not uses_no_rng(state.schedule, state.optimizer.values(), [*state.schedule.own.values(), *[task] * acts])
 
 
 @no_garbage_collection()

@@ -25,7 +25,9 @@ def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = ""
             "output)"
         )
     losses, output = returned
-    return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}, output  # check_losses checks the values
+    if isinstance(losses, Tensor) or not isinstance(losses, Mapping):  # check_losses checks the values
+        return {"loss": losses}, output
+    return dict(losses), output
 
 
 class LossModule(nn.Module):
@@ -37,8 +39,9 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
         """Return (losses, output); the output is None in training."""
-        losses, output = forward_loss(self.model, self.task, batch, self.name)
-        return losses, None if self.model.training else output  # not used in training, so free its memory
+        model = self.model
+        losses, output = forward_loss(model, self.task, batch, self.name)
+        return losses, None if model.training else output  # not used in training, so free its memory
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return the sharded model's no_sync(), or a context that does nothing: DDP's wrapper has its own no_sync."""

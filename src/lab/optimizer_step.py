@@ -109,13 +109,12 @@ class OptimizerStep:
         """Return the parameters that this objective's optimizer updates."""
         return [p for group in self._optimizer(objective).param_groups for p in group["params"]]
 
-    @torch.no_grad()
     def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None:
         """Clip the gradients in p.grad, update the parameters and set p.grad to None.
 
         closure: for an optimizer that needs one (torch.optim.LBFGS), a function that calls `gradients` again and
         returns the loss. Such an optimizer waits for the device. Raise ConfigError for clip_norm with a closure."""
-        optimizer, limit = self._optimizer(objective), self._clip_norm(objective)
+        optimizer, limit, trained = self._optimizer(objective), self._clip_norm(objective), self.parameters(objective)
         if closure is not None and limit is not None:
             own = objective in self.state.optimizer.clip_norms
             key = f"optim.objectives.{objective}.clip_norm" if own else "trainer.clip_norm"
@@ -123,20 +122,20 @@ class OptimizerStep:
                 f"{key}={limit}: {type(optimizer).__name__} needs the gradients of the loss, not clipped ones - set "
                 f"{key}=null"
             )
-        if overrides(self.state.task, "train_step"):  # only a task can set gradients with other strides
-            match_strides(self.parameters(objective))
-        closure_call = None if closure is None else Closure(self, objective, closure)
-        norm = self._clipped(objective) if closure_call is None else closure_call.norm
-        self.norms[objective], non_finite = norm, None
-        if self.may_skip:
-            # the gradients are averaged over ranks, so all ranks have the same norm and skip the same steps
-            non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
-            self.non_finite.setdefault(objective, []).append(non_finite)
-        update(optimizer, non_finite, closure_call)
-        for p in self.parameters(objective):
+        with torch.set_grad_enabled(False):
+            if overrides(self.state.task, "train_step"):  # only a task can set gradients with other strides
+                match_strides(trained)
+            closure_call = None if closure is None else Closure(self, objective, closure)
+            norm = clip(gradients_of(trained), limit) if closure_call is None else closure_call.norm
+            self.norms[objective], non_finite = norm, None
+            if self.may_skip:
+                # the gradients are averaged over ranks, so all ranks have the same norm and skip the same steps
+                non_finite = norm.mul(0).ne_(0).to(torch.float32)  # 1.0 if inf or NaN (0 * inf is NaN), else 0.0
+                self.non_finite.setdefault(objective, []).append(non_finite)
+            update(optimizer, non_finite, closure_call)
+        for p in trained:
             p.grad = None
 
-    @torch.no_grad()
     def end_step(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Finish the step after the task's train_step: on_step_end, project, weight average, loss scale. Return
         `values` with grad_norm (before clipping) and non_finite for each objective. If an update was skipped, the
@@ -239,9 +238,9 @@ class OptimizerStep:
                     totals[name] = totals[name] + value.detach() if name in totals else value.detach()
         self.after_all_reduce()
         self.step_rng.use_shared()  # the same random numbers on all ranks, so that updates are equal
-        if loss_name == "loss" and (unused := [p for p in trained if p.grad is None]):
-            name_unused(net, unused, state.step)
-        gradients = [p.grad for p in trained if p.grad is not None]
+        gradients = gradients_of(trained)
+        if loss_name == "loss" and len(gradients) < len(trained):
+            name_unused(net, [p for p in trained if p.grad is None], state.step)
         totals = self._rescaled(gradients, totals, weight)
         return totals if not objective else {f"{objective}/{name}": value for name, value in totals.items()}
 
@@ -260,10 +259,6 @@ class OptimizerStep:
             torch._foreach_mul_(local_parts(gradients), factor.to(gradients[0].device))
             totals = {name: value * factor for name, value in totals.items()}
         return totals
-
-    def _clipped(self, objective: str) -> Tensor:
-        """Clip the gradients. Return their norm before clipping, 0-d."""
-        return clip([p.grad for p in self.parameters(objective) if p.grad is not None], self._clip_norm(objective))
 
     def _clip_norm(self, objective: str) -> float | None:
         return self.state.optimizer.clip_norms.get(objective, self.trainer.clip_norm)
@@ -328,7 +323,7 @@ class Closure:
     def _computed(self) -> tuple[Tensor, Tensor]:
         world = self.optimizer_step.world
         loss = world.all_reduce_sum(self.closure().detach().clone()) / world.size
-        return loss, self.optimizer_step._clipped(self.objective)
+        return loss, clip(gradients_of(self.optimizer_step.parameters(self.objective)), None)
 
 
 def with_sizes(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterator[tuple[int, Batch]]:
@@ -366,6 +361,11 @@ def requires_grad_only(objective: str, state: TrainState) -> Iterator[None]:
             p.requires_grad_(True)
 
 
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients of the parameters that have one."""
+    return [p.grad for p in parameters if p.grad is not None]
+
+
 def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     """Clip gradients in place to a global L2 norm of `limit` (Pascanu et al. 2013). Return the norm before clipping."""
     norm = global_norm(gradients)
@@ -374,7 +374,6 @@ def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
     return norm
 
 
-@torch.no_grad()
 def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[], Tensor] | None = None) -> None:
     """Call the optimizer's step, unless a gradient is not finite.
 

@@ -849,6 +849,24 @@ def test_an_evaluation_counts_what_counts(monkeypatch: pytest.MonkeyPatch, train
     assert model.training is training
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_evaluation_sums_in_float64(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
+    """To the bit, batch after batch: scores of an older version, and of a resumed run, are the same."""
+    lengths = [(500, 500), (500, 500), (77, 70)]
+    batches = [torch.randn(size, generator=torch.Generator().manual_seed(size)) for size, _ in lengths]
+    weights = [batch.abs() for batch in batches]
+    if weighted:
+        monkeypatch.setattr(Supervised, "sample_weights", lambda self, batch: batch["x"].abs())
+    sums = torch.zeros(2, dtype=torch.float64)
+    for batch, weight, (_, real) in zip(batches, weights, lengths):
+        values, kept = batch[:real].double(), weight[:real]
+        sums += torch.stack(
+            [(values * kept).sum(), kept.sum().double()] if weighted else [values.sum(), torch.tensor(float(real))]
+        )
+    total, count = sums.tolist()
+    assert evaluated(Supervised(first, {}), batches, lengths) == {"loss": total / count}
+
+
 class Merged(nn.Linear):
     """As LoRA's layers are merged for evaluations: `train` says in which form its weight is."""
 

@@ -98,3 +98,36 @@ def test_what_is_free_is_known() -> None:
         assert memory.available() < 1 << 36
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+V1 = "32 31 0:29 / {} rw,relatime - cgroup cgroup rw,memory\n"
+V2 = "26 1 0:24 / {} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+OF_V1 = {"limit": "memory.limit_in_bytes", "use": "memory.usage_in_bytes", "pages": "total_inactive_file"}
+OF_V2 = {"limit": "memory.max", "use": "memory.current", "pages": "inactive_file"}
+
+
+@pytest.mark.parametrize(
+    ("mounts", "group", "names", "limit", "free"),
+    [
+        ("", "", {}, None, 40_960_000_000),  # not the pages that are free: the page cache gives way
+        (V2, "0::/a\n", OF_V2, "max", 40_960_000_000),
+        (V2, "0::/a\n", OF_V2, "10000000000", 5_000_000_000),
+        (V2, "0::/a/b\n", OF_V2, "10000000000", 5_000_000_000),  # the limit of the group above
+        (V1, "4:memory:/a\n", OF_V1, "10000000000", 5_000_000_000),
+        (V1, "4:cpu:/a\n", OF_V1, "10000000000", 40_960_000_000),
+    ],
+)
+def test_what_is_free_is_within_the_limits_of_containers(
+    tmp_path: Path, mounts: str, group: str, names: dict[str, str], limit: str, free: int
+) -> None:
+    """9 GB are in use, 4 of them pages of files."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text("MemTotal: 64000000 kB\nMemFree: 90000 kB\nMemAvailable: 40000000 kB\n")
+    (tmp_path / "self/cgroup").write_text(group)
+    (tmp_path / "self/mountinfo").write_text(mounts.format(tmp_path / "groups"))
+    if names:
+        (tmp_path / "groups/a/b").mkdir(parents=True)
+        (tmp_path / "groups/a" / names["limit"]).write_text(f"{limit}\n")
+        (tmp_path / "groups/a" / names["use"]).write_text("9000000000\n")
+        (tmp_path / "groups/a/memory.stat").write_text(f"anon 5000000000\n{names['pages']} 4000000000\n")
+    assert memory.available(tmp_path) == free

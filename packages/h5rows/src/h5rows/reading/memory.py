@@ -4,8 +4,10 @@ a damaged file may declare any size."""
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import resource
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,24 +20,62 @@ COPIES = 3  # copies of a row or chunk that are in memory at once: by HDF5, by t
 MOST_TIMES, MOST_BYTES = 20, 1 << 30  # a declared size may be this multiple of the file's size, or this many bytes
 
 
-def available() -> int:
-    """Return the bytes of memory that this process may still allocate, as far as the system reports it."""
-    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    with suppress(OSError, ValueError):
-        free.append(_kilobytes("/proc/meminfo", "MemAvailable"))
-    with suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    with suppress(OSError, ValueError):
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            free.append(limit - _kilobytes("/proc/self/status", "VmSize"))
+PROC = Path("/proc")
+_FILES = {  # of a control group, by its version: the limit, the usage; entries of the page cache in memory.stat
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+    2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
+}
+
+
+def available(proc: Path = PROC) -> int:
+    """Return the bytes that this process may still allocate: the available memory within the limits of its control
+    groups (containers, schedulers) and of `ulimit -v`.
+
+    The page cache counts as available, because the kernel frees it on demand. If only the total is known (macOS),
+    return half of it."""
+    try:
+        free = [_kilobytes(proc / "meminfo", "MemAvailable")]
+    except (OSError, StopIteration):
+        free = [os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2]
+    for version, folder in _groups(proc / "self"):
+        limit, use, of_files = _FILES[version]
+        with suppress(OSError, ValueError):  # the root has no such files, and "max" means no limit
+            most, used = (int((folder / name).read_text()) for name in (limit, use))
+            pages = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            free.append(most - used + sum(int(pages.get(name, 0)) for name in of_files))
+    with suppress(OSError):
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if most != resource.RLIM_INFINITY:
+            free.append(most - _kilobytes(proc / "self/status", "VmSize"))
     return max(0, min(free))
 
 
-def _kilobytes(file: str, name: str) -> int:
-    lines = Path(file).read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 1 << 62)
+def _groups(process: Path) -> Iterator[tuple[int, Path]]:
+    """Yield (version, folder) of the control groups that may limit the process's memory, innermost first."""
+    try:
+        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
+        mounts = [line.split(" ") for line in (process / "mountinfo").read_text().splitlines()]
+    except OSError:  # not Linux
+        return
+    for mount in mounts:
+        root, point, (kind, _, options) = mount[3], Path(mount[4]), mount[mount.index("-") + 1 :][:3]
+        for _, controllers, path in groups:
+            if (kind, controllers) == ("cgroup2", ""):
+                version = 2
+            elif kind == "cgroup" and "memory" in options.split(",") and "memory" in controllers.split(","):
+                version = 1
+            else:
+                continue
+            # in a container the path may be the host's, while the mount shows the container's group as the root
+            inside = os.path.relpath(path, root)
+            folder = point if inside.startswith("..") else point / inside
+            for level in [folder, *folder.parents][: len(folder.parts) - len(point.parts) + 1]:
+                yield version, level
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
 
 
 def check_memory(size: int, what: str) -> None:

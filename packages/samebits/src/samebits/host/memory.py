@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,13 +26,14 @@ def memory() -> int | None:
 
 
 def available_memory(proc: Path = PROC) -> int:
-    """Return the bytes that this process may still allocate: the available memory within the limits of its cgroups.
+    """Return the bytes that this process may still allocate: the available memory within the limits of its cgroups and
+    of `ulimit -v`. h5rows.reading.memory has a copy.
 
     The page cache counts as available, because the kernel frees it on demand. If only the total is known (macOS),
     return half of it."""
     try:
         left = [_kilobytes(proc / "meminfo", "MemAvailable")]
-    except OSError:
+    except (OSError, StopIteration):
         left = [(memory() or 0) // 2]
     for version, folder in levels_of("memory", proc / "self"):
         limit, use, of_files = _FILES[version]
@@ -41,6 +43,10 @@ def available_memory(proc: Path = PROC) -> int:
         except (OSError, ValueError):  # the root has no such files, and "max" means no limit
             continue
         left.append(most - used + sum(int(pages.get(name, 0)) for name in of_files))
+    with suppress(OSError):
+        allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if allowed != resource.RLIM_INFINITY:
+            left.append(allowed - _kilobytes(proc / "self/status", "VmSize"))
     return max(0, min(left))
 
 

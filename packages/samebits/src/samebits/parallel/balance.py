@@ -75,7 +75,7 @@ class RankTiming:
         self._since_log = [0.0, 0.0, train.wait_s, 0.0]  # own work, steps measured, train.wait_s then, steps then
         self._totals = [[0.0] * COLUMNS for _ in range(world.size)]
         self._named = False
-        self._net = net
+        self._parameters = list(net.parameters())
 
     # ---- timestamps within a step
 
@@ -96,7 +96,7 @@ class RankTiming:
         self._waits, self._own_part_done, start = [], None, self._clock.now()
         # Hooks exist only in measured steps, because autograd calls them in Python. Not register_multi_grad_hook: with
         # it, torch.autograd.grad with respect to these parameters, in a task's losses, raises.
-        trained = [p for p in self._net.parameters() if p.requires_grad]
+        trained = [p for p in self._parameters if p.requires_grad]
         hooks = [p.register_post_accumulate_grad_hook(self._computed) for p in trained]
         try:
             values = train_step(*args, self._averaged)

@@ -112,8 +112,11 @@ def optimizer_uses_no_rng(optimizer: Optimizer) -> bool:
 
     It must be one of torch's, or declare it in its class, and so must all of its `parts`.
     """
-    declared = declares_no_rng(optimizer) and steps_bare(optimizer)
-    return is_torchs_own(optimizer) or (declared and all(map(optimizer_uses_no_rng, getattr(optimizer, "parts", ()))))
+    return is_torchs_own(optimizer) or (
+        declares_no_rng(optimizer)
+        and steps_bare(optimizer)
+        and all(map(optimizer_uses_no_rng, getattr(optimizer, "parts", ())))
+    )
 
 
 def declares_no_rng(one: Any) -> bool:

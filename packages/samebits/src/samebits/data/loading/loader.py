@@ -28,7 +28,7 @@ from samebits.data.loading.open_workers import open_workers
 from samebits.data.loading.resident import Resident
 from samebits.data.loading.ring import Ring
 from samebits.data.loading.samples import InProcess, Samples, own_random_numbers
-from samebits.data.loading.slots import CAN_REUSE, drain, indices_on
+from samebits.data.loading.slots import CAN_REUSE, indices_on
 from samebits.data.loading.waits import waits_on
 from samebits.data.order import Plan
 from samebits.data.spec import Batch
@@ -189,7 +189,8 @@ class Loader:
         # at the first batch, not before, because a reorder may come first
         (held, rest), self._begun = self._begun or ([], self._batches()), None
         try:
-            yield from drain(held)
+            while held:
+                yield held.pop()
             yield from rest
         finally:
             rest.close()
@@ -218,7 +219,7 @@ class Loader:
                     out = [self._with_row(out.pop(), sample_ids, k)]
                 del pair, batch, sample_ids
                 k += 1
-                yield from drain(out)
+                yield out.pop()  # no name of this frame refers to the batch while the loop has it
         finally:
             stream.close()
 

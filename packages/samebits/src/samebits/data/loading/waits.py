@@ -19,9 +19,30 @@ import torch
 from samebits.clocks import DeviceClock, HostClock
 
 
-class Waits:
-    """Sum the times spent waiting for data. clock: makes the clock; called at the first batch, because a GPU's clock
-    initializes CUDA, which must not happen before workers are forked."""
+class HostWaits:
+    """Sum the times spent in the loader."""
+
+    def __init__(self) -> None:
+        self._seconds = self._began = 0.0
+
+    def begin(self) -> None:
+        """Call it before the loop gets a batch."""
+        self._began = HostClock.now()
+
+    def end(self) -> None:
+        """Call it after the loop got a batch."""
+        self._seconds += HostClock.now() - self._began
+
+    def seconds(self) -> float:
+        """Return the seconds that the loop has waited so far."""
+        return self._seconds
+
+
+class DeviceWaits:
+    """Sum the times in which the device is idle because it waits for data.
+
+    clock: makes the clock; called at the first batch, because a GPU's clock initializes CUDA, which must not happen
+    before workers are forked."""
 
     def __init__(self, clock: Callable[[], Any]) -> None:
         self._make, self._seconds = clock, 0.0
@@ -46,6 +67,6 @@ class Waits:
         return self._seconds
 
 
-def waits_on(device: torch.device) -> Waits:
+def waits_on(device: torch.device) -> HostWaits | DeviceWaits:
     """Return the Waits of a device."""
-    return Waits(partial(DeviceClock, device) if device.type == "cuda" else HostClock)
+    return DeviceWaits(partial(DeviceClock, device)) if device.type == "cuda" else HostWaits()
