@@ -1,17 +1,30 @@
-"""What ranks say to each other in a step, a log, an evaluation and a save does not grow with their number."""
+"""What ranks say to each other in a step, a log, an evaluation and a save does not grow with their number, nor do the
+files that a rank of a sharded run opens."""
 
 from __future__ import annotations
 
+import builtins
+import io
+import json
+import os
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import pytest
 from common import ROOT
 
-from samebits.testing import start_run
+from samebits.testing import assert_equal, start_run
 
 sys.path.append(str(ROOT / "benchmarks"))
 from scale_ranks import Message, listened
+from scale_shards import first_of, load_of, payload_of, rank_of, saves_of
 
+from samebits.checkpoints import Checkpoints, shard_plan, sharded
+from samebits.checkpoints.checkpoint import load_lazily
+from samebits.errors import CorruptFileError, RunFailed
 from samebits.parallel.balance import COLUMNS
 
 FEW, MANY = 8, 1024
@@ -36,3 +49,103 @@ def test_1024_ranks_say_what_8_do(tmp_path: Path) -> None:
     assert said == {"all-reduce", "broadcast", "gather"}
     assert [len(part.messages) for part in many["step"][1:]] == [1, 1, 1]  # the gradients, in one bucket
     assert [len(part.messages) for part in many["log"]] == [1, 1]
+
+
+def test_an_index_is_made_once_for_all_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any number of ranks and both kinds of checkpoints; later saves tell rank 0 four values of each rank."""
+    made, decided, later = (Mock(wraps=call) for call in (sharded.make_index, shard_plan.own_shards, json.loads))
+    monkeypatch.setattr(sharded, "make_index", made)
+    monkeypatch.setattr(shard_plan, "own_shards", decided)
+    for ranks in (2, 32):
+        with rank_of(ranks) as mesh:
+            payload = payload_of(mesh, layers=2, width=32)
+            world = first_of(ranks, tmp_path / str(ranks))
+            kept = Checkpoints(world.folder, world)
+            for step in range(1, 6):
+                if step == 2:
+                    world.others.decode = later
+                (kept.save_best if step == 3 else kept.save_last)(payload | {"step": step, "best": [[0.5, 3]]})
+        assert {path.name for path in world.folder.iterdir()} == {
+            "best_000000003.dcp", "last_000000004.dcp", "last_000000005.dcp",
+        }  # fmt: skip
+        assert len({(path / ".metadata").read_bytes() for path in world.folder.iterdir()}) == 1
+    assert made.call_count == decided.call_count == 2
+    told = [json.loads(call.args[0]) for call in later.call_args_list]
+    assert len(told) == (2 - 1 + 32 - 1) * 4
+    assert all(len(message) == 4 and isinstance(message[1], int) for message in told)
+
+
+def simulated(folder: Path, ranks: int) -> Path:
+    """A checkpoint of so many ranks."""
+    with rank_of(ranks) as mesh:
+        world = first_of(ranks, folder)
+        Checkpoints(folder, world).save_last(payload_of(mesh, layers=2, width=32))
+    return folder / "last_000000001.dcp"
+
+
+def test_a_resume_reads_the_index_once_and_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a rank opens and asks for are as many with 2 ranks as with 32, and the values are those that were
+    saved."""
+    counts = []
+    for ranks in (2, 32):
+        path = simulated(tmp_path / str(ranks), ranks)
+        seen: Counter[str] = Counter()
+
+        def noted(what: str, call: Any, seen: Counter[str] = seen, path: Path = path) -> Any:
+            def noting(file: Any, *args: Any, **options: Any) -> Any:
+                if isinstance(file, (str, Path)) and Path(file).parent == path:
+                    seen[what + (" shards" if str(file).endswith(".distcp") else Path(file).name)] += 1
+                return call(file, *args, **options)
+
+            return noting
+
+        with rank_of(ranks, 1) as mesh, monkeypatch.context() as patched:
+            tensors, _ = sharded.split(payload_of(mesh, layers=2, width=32))
+            for module, name in ((builtins, "open"), (io, "open"), (os, "stat"), (os, "lstat")):
+                patched.setattr(module, name, noted(f"{name} ", getattr(module, name)))
+            head = load_lazily(path, (1, ranks))
+            loaded, _ = sharded.split(sharded.load(path, template=tensors.get, checked=head))
+        assert loaded.keys() == tensors.keys()
+        with rank_of(ranks) as mesh:  # the others' files are links to that of rank 0
+            own, _ = sharded.split(sharded.load(path, template=sharded.split(payload_of(mesh, 2, 32))[0].get))
+        assert_equal(*({key: value.to_local() for key, value in found.items()} for found in (own, loaded)))
+        counts.append(seen)
+    assert counts[0] == counts[1]
+    assert counts[0]["open .metadata"] == 1
+    assert counts[0]["lstat  shards"] == 1
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "flipped"])
+def test_each_file_is_checked_by_one_rank(tmp_path: Path, damage: str) -> None:
+    path = simulated(tmp_path, 8)
+    for file in [path / ".metadata", path / "__0_0.distcp", path / "__7_0.distcp"]:
+        raw = file.read_bytes()
+        file.unlink()
+        if damage != "missing":
+            file.write_bytes(raw[:-1] if damage == "short" else raw[:-1] + bytes([raw[-1] ^ 1]))
+        found = []
+        for rank in range(8):
+            try:
+                load_lazily(path, (rank, 8))
+            except CorruptFileError as error:
+                found.append(str(error))
+        assert len(found) == 1, file.name
+        assert found[0].startswith(f"{path} does not load: ")
+        said = {"missing": " is missing", "short": " has ", "flipped": " is damaged (its CRC-32 differs)"}[damage]
+        assert f": {file.name}{said}" in found[0]
+        assert "\n" not in found[0]
+        file.unlink(missing_ok=True)
+        file.write_bytes(raw)
+
+
+def test_hosts_that_do_not_share_the_directory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", lambda source, target: None)
+    with pytest.raises(RunFailed, match=r"last_000000001\.dcp cannot be written: rank 0 does not see __1_0\.distcp, "):
+        simulated(tmp_path, 2)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_benchmark_of_sharded_saves_runs(tmp_path: Path) -> None:
+    costs = saves_of(2, layers=1, width=8, rounds=1, folder=tmp_path)
+    assert {way: len(found) for way, found in costs.items()} == {"dcp.save": 1, "first": 1, "later": 1}
+    assert min(load_of(2, max(tmp_path.glob("last_*")), layers=1, width=8)) > 0

@@ -263,6 +263,7 @@ ALLOWED = {
     "benchmarks/remote_blocks.py": "windows and rings alone",
     "benchmarks/remote_hosts.py": "the size of a block",
     "benchmarks/scale_ranks.py": "counts the messages of ranks",
+    "benchmarks/scale_shards.py": "saves of ranks that are not there",
     "benchmarks/seeds.py": "the tests of a report alone",
     "checks/project/test_resume_changes.py": "a step to stop at that has passed",
     "checks/project/test_suite.py": "how tests compose",

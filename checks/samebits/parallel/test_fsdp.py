@@ -457,9 +457,57 @@ def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pyte
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.distributed.checkpoint.filesystem as filesystem
+def test_torch_reads_what_was_saved_and_each_shard_is_written_once(tmp_path: Path) -> None:
+    """Two copies of two shards, a buffer, a weight of one row (which leaves nothing for a rank); a save with other
+    values, one with other places in a rank's file, one with other tensors. The index is made anew where it must be."""
 
+    def work(world: Any, folder: Path) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        from samebits.checkpoints import save_checkpoint
+        from samebits.checkpoints.shard_plan import SavePlan
+        from samebits.parallel import shard
+
+        torch.manual_seed(0)
+        model, plan = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)), SavePlan()
+        shard(model, fsdp_config(replicas=2), "fp32", world, compiled=False)
+        make_index, made, seen = sharded.make_index, [0], list[int]()
+
+        def counted(*args: Any) -> bytes:
+            made[0] += 1
+            return make_index(*args)
+
+        sharded.make_index = counted
+        for step in range(5):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p += 1
+            state = model.state_dict()
+            if step == 2 and world.rank == 3:
+                plan._shards.reverse()
+            if step == 4:
+                state.pop("2.bias")
+            path = folder / f"last_{step}.dcp"
+            rest = {"ema": None, "optimizer": {"state": {}, "param_groups": []}}
+            sharded.save({"model": state, **rest}, path, world, save_checkpoint, None, plan)
+            seen.append(made[0])
+            expected = {key: getattr(value, "full_tensor", lambda v=value: v)() for key, value in state.items()}
+            world.barrier()
+            files = [path / f"__{rank}_0.distcp" for rank in range(4)]
+            assert all(file.stat().st_size > 0 for file in files)  # the copies divide the work
+            if world.is_main:
+                loaded = {f"model.{key}": torch.zeros_like(value) for key, value in expected.items()}
+                dcp.load(loaded, checkpoint_id=path, no_dist=True)
+                assert_equal({key.removeprefix("model."): value for key, value in loaded.items()}, expected)
+                assert_equal(sharded.load(path)["model"], expected)
+        assert seen == ([1, 1, 2, 2, 3] if world.is_main else [0] * 5)
+        assert (plan.index is not None) == world.is_main
+
+    on_ranks(work, tmp_path / "ranks", 4)
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = torch.save
 
     def full(payload: Any, file: Any, *more: Any, **options: Any) -> None:
@@ -468,8 +516,8 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
             raise OSError(28, "No space left on device")
         original(payload, file, *more, **options)
 
-    monkeypatch.setattr(filesystem.torch, "save", full)
-    with pytest.raises(RunFailed, match=r"cannot be written: .*No space left"):
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunFailed, match=r"\.dcp cannot be written: No space left on device \(rank 1\); "):
         start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=10", "trainer.save_every=3",
                   "trainer.eval_every=null")  # fmt: skip
     monkeypatch.undo()
@@ -566,7 +614,9 @@ def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) 
 
 
 @pytest.mark.slow
-def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path) -> None:
+def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no rank unpickles what another sent."""
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_tensor_to_object", lambda *args: pytest.fail("unpickled"))
     more = ("trainer.max_steps=8", "trainer.save_every=4", "trainer.eval_every=null", "trainer.keep_best=0",
             "optim._target_=torch.optim.RMSprop", "~optim.betas", "trainer.global_batch_size=60")  # fmt: skip
     run = start_run(tmp_path / "run", *QUICK, "trainer=fsdp", "hardware.num_procs=3", *more)

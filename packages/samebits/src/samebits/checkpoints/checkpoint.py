@@ -20,7 +20,8 @@ from torch import nn
 
 from samebits.checkpoints import sharded
 from samebits.checkpoints.background import Background, Copies
-from samebits.checkpoints.integrity import WHOLE, RankShare, check_zip, load_verified, reading
+from samebits.checkpoints.integrity import WHOLE, RankShare, check_zip, disk_error, load_verified, reading
+from samebits.checkpoints.shard_plan import SavePlan
 from samebits.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
 from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.files import sync_folder
@@ -80,20 +81,13 @@ def save_checkpoint(payload: dict[str, Any], path: Path) -> None:
         sync_folder(path.parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        cause = _disk_error(error)
+        cause = disk_error(error)
         if cause is not None and not isinstance(cause, FileNotFoundError):  # that is: the directory was removed
             raise RunFailed(
                 f"{path} cannot be written: {cause.strerror}; earlier checkpoints are complete "
                 "(see docs/troubleshooting.md#disk-full)"
             ) from error
         raise
-
-
-def _disk_error(error: BaseException | None) -> OSError | None:
-    """Return the OSError (full disk) that caused an error of torch.save's zip writer, or None."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__context__
-    return error
 
 
 def load_checkpoint(path: Path, entries: Collection[str] = sharded.ENTRIES) -> dict[str, Any]:
@@ -245,7 +239,7 @@ class Checkpoints:
         self._leads = world is None or world.is_main
         self._save_async, self._saved = save_async, saved
         self._copies, self._background, self._prepared = Copies(), Background(), False
-        self._shared = SharedWeights(directory, save_checkpoint)
+        self._shared, self._plan = SharedWeights(directory, save_checkpoint), SavePlan()
 
     def save_last(self, payload: dict[str, Any]) -> None:
         """Save the payload as the newest checkpoint; all ranks call this.
@@ -286,7 +280,7 @@ class Checkpoints:
         assert self.world is not None
         path = self._path(kind, payload["step"], sharded.SUFFIX if is_sharded else ".pt")
         if is_sharded:
-            sharded.save(payload, path, self.world, save_checkpoint, group)
+            sharded.save(payload, path, self.world, save_checkpoint, group, self._plan)
         elif self.world.is_main:
             save_checkpoint(payload, path)
         self._delete_outdated(kind, payload["best"])
@@ -381,7 +375,7 @@ class Checkpoints:
         """
         if put_aside and self._leads:
             remove_leftovers(self.directory)
-        files = self.files()[::-1]
+        files = self.files()[::-1] if self._leads else []
         if self.world is not None:
             files = [self.directory / name for name in self.world.broadcast_object([file.name for file in files])]
         damaged: list[Path] = []
@@ -440,7 +434,10 @@ def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
         raise ConfigError(f"{checkpoints.directory}: contains no checkpoint")
     best = checkpoints.load_best(newest[1]["best"])
     file, payload = (checkpoints.best_path(best[0]), best[1]) if best else newest
-    return file, load_checkpoint(file, WEIGHTS) if "shards" in payload else payload
+    if "shards" in payload:
+        with reading(file):
+            payload = sharded.load(file, WEIGHTS, checked=payload)
+    return file, payload
 
 
 def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:

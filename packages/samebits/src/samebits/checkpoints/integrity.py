@@ -54,6 +54,19 @@ def error_line(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
+def disk_error(error: BaseException | None) -> OSError | None:
+    """Return the OSError (full disk) that caused an error of torch.save's zip writer, or None."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
+
+
+def failure_line(error: Exception) -> str:
+    """Return one line that says why a file could not be written."""
+    cause = disk_error(error)
+    return cause.strerror if cause and cause.strerror else error_line(error)
+
+
 def mapped(path: Path) -> Any:
     """Return the content of a file from torch.save, memory-mapped.
 
@@ -114,20 +127,23 @@ def check_zip(path: Path, share: RankShare = WHOLE) -> None:
                     pass
 
 
-def check_files(directory: Path, sizes: dict[str, int]) -> None:
-    """Raise if a file is missing, has another size, or has a name that is a path. sizes: {file name: bytes}."""
-    for name, size in sizes.items():
+def check_files(directory: Path, sizes: dict[str, int], sums: dict[str, int], share: RankShare = WHOLE) -> None:
+    """Raise if a file of this rank's share is missing, has another size, or does not match its CRC-32.
+
+    sizes: {file name: bytes}; sums: {file name: CRC-32}. Raise ValueError if any name is a path.
+    """
+    for name in sizes:
         if Path(name).name != name or name == "..":
             raise ValueError(f"{name!r} is not a file name")
-        if (there := check_regular(directory / name)) != size:
-            raise ValueError(f"{name} has {there:,} bytes, expected {size:,}")
-
-
-def check_sums(directory: Path, sums: dict[str, int], share: RankShare = WHOLE) -> None:
-    """Raise ValueError if a file does not match its CRC-32. sums: {file name: CRC-32} of files of `check_files`."""
     rank, ranks = share
-    for name in sorted(sums)[rank::ranks]:
-        if file_sum(directory / name) != sums[name]:
+    for name in sorted(sizes)[rank::ranks]:
+        try:
+            there = check_regular(directory / name)
+        except FileNotFoundError:
+            raise ValueError(f"{name} is missing") from None
+        if there != sizes[name]:
+            raise ValueError(f"{name} has {there:,} bytes, expected {sizes[name]:,}")
+        if name in sums and file_sum(directory / name) != sums[name]:
             raise ValueError(f"{name} is damaged (its CRC-32 differs)")
 
 

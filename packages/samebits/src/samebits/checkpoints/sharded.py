@@ -1,12 +1,14 @@
-"""Save sharded checkpoints: each rank writes its shards into one directory (torch.distributed.checkpoint, DCP).
+"""Save sharded checkpoints: each rank writes its shards into one directory, in the format of
+torch.distributed.checkpoint (DCP).
 
     last_000000040.dcp/
       __0_0.distcp, __1_0.distcp, ...   tensors of the model, its EMA and the optimizer
       .metadata                         DCP's index: the file and offset of each shard of each tensor
       rest.pt                           the rest of the payload, sizes and CRC-32 of the files; written last
 
-The directory is written under a temporary name and renamed. Any number of ranks can read it (resharding). DCP's index
-is a pickle; only DCP's own classes are allowed in it. DCP is imported in the functions that use it.
+The directory is written under a temporary name and renamed. Any number of ranks can read it (resharding), and so can
+torch's own functions (dcp.load). DCP's index is a pickle; only DCP's own classes are allowed in it. shard_plan.py says
+why dcp.save is not used. DCP is imported in the functions that use it.
 
 torch's get_state_dict and set_state_dict are not used, for these reasons (measured with torch 2.13 and 240 sharded
 parameters): they unpickle numbers and options of the optimizer, which can run any code; a new optimizer takes a step
@@ -16,11 +18,13 @@ state dict of a save takes 14 ms instead of 0.3 ms.
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from enum import EnumMeta
 from pathlib import Path
 from typing import Any
@@ -31,14 +35,13 @@ from torch import Tensor, nn
 from samebits.checkpoints.integrity import (
     WHOLE,
     RankShare,
-    Summing,
     check_files,
-    check_sums,
     check_tensors,
     check_zip,
-    file_sum,
+    failure_line,
     reading,
 )
+from samebits.checkpoints.shard_plan import Row, SavePlan, file_of, make_index, write_shards
 from samebits.errors import RunFailed
 from samebits.files import check_regular, sync_folder
 from samebits.schema import misfits
@@ -70,54 +73,89 @@ def save(
     world: World,
     save_file: Callable[[dict[str, Any], Path], None],
     group: Any = None,
+    plan: SavePlan | None = None,
 ) -> None:
     """Save a sharded checkpoint; all ranks call this.
 
     payload: its tensors are DTensors or equal on all ranks. save_file: writes rest.pt. group: the ranks' process group,
-    None for the default one (World.thread_group). Raise RunFailed if the files cannot be written.
+    None for the default one (World.thread_group). plan: of the run's earlier saves. Raise RunFailed if the files cannot
+    be written.
     """
-    import torch.distributed.checkpoint as dcp
-
     temporary = path.with_name(f".{path.name}.tmp")
     tensors, rest = split(payload)
-    writer, sums = summing_writer(temporary)
+    _make_folder(temporary, path, world, group)
+    plan = plan or SavePlan()
+    sizes, sums = _write_parts(temporary, path, tensors, plan, world, group)
+    if plan.index is None:  # on ranks other than 0
+        return
     try:
-        dcp.save(tensors, storage_writer=writer, process_group=group)
-    except dcp.api.CheckpointException as error:  # all ranks raise it
-        if world.is_main:
-            shutil.rmtree(temporary, ignore_errors=True)
-        rank, cause = next(iter(error.failures.items()))
-        raise RunFailed(
-            f"{path} cannot be written: {cause[0]} (rank {rank}); earlier checkpoints are complete"
-        ) from error
-    all_sums = world.gather_object(sums, group)
+        _write_index(temporary, plan.index, sizes.keys())
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        _raise_failure([0, failure_line(error)], path, error)
+    sizes[INDEX], sums[INDEX] = len(plan.index), zlib.crc32(plan.index)
+    save_file(rest | {"files": sizes, "sums": sums, "keys": list(tensors)}, temporary / REST)
+    delete(path)
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def _make_folder(folder: Path, path: Path, world: World, group: Any) -> None:
+    """Make an empty folder on rank 0, before any rank writes into it."""
+    error = None
     if world.is_main:
-        sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
-        written = {name: found for part in all_sums for name, found in part.items() if name in sizes}
-        written[INDEX] = file_sum(temporary / INDEX)
-        save_file(rest | {"files": sizes, "sums": written, "keys": list(tensors)}, temporary / REST)
-        delete(path)
-        temporary.replace(path)
-        sync_folder(path.parent)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
+            folder.mkdir(parents=True)
+        except OSError as caught:
+            error = caught
+    _raise_failure(world.broadcast_object(error and [0, failure_line(error)], group), path, error)
 
 
-def summing_writer(directory: Path) -> tuple[Any, dict[str, int]]:
-    """Return (DCP's writer, {file name: CRC-32}); the dict is filled while this rank's files are written."""
-    import torch.distributed.checkpoint.filesystem as filesystem
+def _write_parts(
+    folder: Path, path: Path, tensors: dict[str, Tensor], plan: SavePlan, world: World, group: Any
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write this rank's file. On rank 0 set `plan.index`, and return ({file: bytes}, {file: CRC-32}) of all ranks."""
+    error, size, total = None, 0, 0
+    rows: list[Row] = []
+    try:
+        size, total, rows = write_shards(folder / file_of(world.rank), tensors, plan.shards(tensors, world))
+    except Exception as caught:
+        error = caught
+    told = world.gather_object([error and failure_line(error), size, total, rows != plan.rows], group)
+    failure = next(([rank, line] for rank, (line, *_) in enumerate(told) if line), None)
+    # an index needs the rows of all ranks. They are the same in each save of the same tensors
+    renew = plan.index is None or any(changed for *_, changed in told)
+    failure, renew = world.broadcast_object([failure, renew], group)
+    if failure and world.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+    _raise_failure(failure, path, error)
+    if renew:
+        all_rows, plan.rows = world.gather_object(rows, group), rows
+        plan.index = make_index(tensors, all_rows) if world.is_main else None
+    sizes = {file_of(rank): size for rank, (_, size, *_) in enumerate(told)}
+    return sizes, {file_of(rank): total for rank, (_, _, total, _) in enumerate(told)}
 
-    sums: dict[str, int] = {}
 
-    class Files(filesystem.FileSystem):
-        @contextmanager
-        def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-            with super().create_stream(path, mode) as stream:
-                summed = Summing(stream)
-                yield summed
-                sums[Path(path).name] = summed.sum
+def _write_index(folder: Path, index: bytes, files: Collection[str]) -> None:
+    """Write the index. Raise FileNotFoundError if a rank has written its file into another folder."""
+    unseen = sorted(set(files) - set(os.listdir(folder)))
+    if unseen:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"rank 0 does not see {unseen[0]}, which another host has written: they must share the directory",
+        )
+    with open(folder / INDEX, "wb") as file:
+        file.write(index)
+        file.flush()
+        os.fsync(file.fileno())
 
-    writer = filesystem.FileSystemWriter(directory)
-    writer.fs = Files()
-    return writer, sums
+
+def _raise_failure(failure: Any, path: Path, error: Exception | None) -> None:
+    """Raise RunFailed if a rank has failed. failure: [rank, text] or None. error: this rank's own."""
+    if failure:
+        rank, text = failure
+        raise RunFailed(f"{path} cannot be written: {text} (rank {rank}); earlier checkpoints are complete") from error
 
 
 def delete(path: Path) -> None:
@@ -161,10 +199,10 @@ def joined(tensors: Mapping[str, Tensor], rest: dict[str, Any]) -> dict[str, Any
     return payload
 
 
-def head(path: Path, share: RankShare | None = WHOLE) -> dict[str, Any]:
+def head(path: Path, share: RankShare = WHOLE) -> dict[str, Any]:
     """Return the payload without its tensors; "shards" is the directory. Raise if a file is missing or damaged.
 
-    share: (rank, ranks), the part of the files whose CRC-32 this rank checks; None: check sizes only.
+    share: (rank, ranks), the part of the files that this rank checks.
     """
     check_regular(path / REST)
     check_zip(path / REST)
@@ -175,9 +213,7 @@ def head(path: Path, share: RankShare | None = WHOLE) -> dict[str, Any]:
         raise ValueError(f"{REST}: keys of a wrong type: {', '.join(wrong)}")
     if not sums.keys() <= rest["files"].keys():
         raise ValueError(f"{REST} has checksums of files that are not in the checkpoint")
-    check_files(path, rest["files"])
-    if share is not None:
-        check_sums(path, sums, share)
+    check_files(path, rest["files"], sums, share)
     return rest | {"shards": str(path)}
 
 
@@ -203,24 +239,24 @@ def load(
     path: Path,
     entries: Collection[str] = ENTRIES,
     template: Template = lambda key: None,
-    share: RankShare | None = WHOLE,
+    checked: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the payload. entries: keys whose tensors are loaded. share: see `head`.
+    """Return the payload. entries: keys whose tensors are loaded. checked: what `head` has returned.
 
     A tensor with a template of its shape is read as this rank's shard; any other is read whole, on the CPU.
     """
     import torch.distributed.checkpoint as dcp
 
+    rest = dict(head(path) if checked is None else checked)
+    with open(path / INDEX, "rb") as file:
+        metadata = _Index(file).load()
+
     class Reader(dcp.FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            with open(path / INDEX, "rb") as file:
-                _Index(file).load()
-            return super().read_metadata(*args, **kwargs)
+            return metadata  # torch's own would unpickle the index again, and run code that is in it
 
-    reader, rest = Reader(path), head(path, share)
     tensors = {}
-    metadata, room = reader.read_metadata(), sum(rest["files"].values())
-    index = metadata.state_dict_metadata
+    room, index = sum(rest["files"].values()), metadata.state_dict_metadata
     if strange := {info.relative_path for info in metadata.storage_data.values()} - rest["files"].keys():
         raise ValueError(f"{INDEX} names {strange.pop()!r}, which is not a file of the checkpoint")
     for key in dict.fromkeys(rest["keys"]):
@@ -235,7 +271,7 @@ def load(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*load in a single process")
         try:
-            dcp.load(tensors, storage_reader=reader, no_dist=True)
+            dcp.load(tensors, storage_reader=Reader(path), no_dist=True)
         except dcp.api.CheckpointException as error:  # a BaseException
             raise ValueError(f"{path} cannot be read: {next(iter(error.failures.values()))[0]}") from error
     if "optimizer" not in entries:
@@ -254,7 +290,7 @@ def reshard_like(
     template = templates(model, optimizer)
     if "shards" in payload:
         with reading(Path(payload["shards"])):
-            return load(Path(payload["shards"]), entries, template, share=None)
+            return load(Path(payload["shards"]), entries, template, checked=payload)
     if not is_sharded(model):
         return payload
     tensors, rest = split(payload)

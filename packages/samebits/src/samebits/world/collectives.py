@@ -102,8 +102,8 @@ class World:
         dist.gather(own, list(rows.unbind()) or None, dst=0, group=group)
         return rows
 
-    def broadcast_object(self, value: Any) -> Any:
-        """Broadcast rank 0's value, of JSON types, to all ranks."""
+    def broadcast_object(self, value: Any, group: Any = None) -> Any:
+        """Broadcast rank 0's value, of JSON types, to all ranks. group: as in `gather_object`."""
         if self.size == 1:
             return value
         import torch
@@ -111,9 +111,9 @@ class World:
 
         data = _bytes(value) if self.is_main else None
         size = torch.tensor([0 if data is None else len(data)])
-        dist.broadcast(size, src=0)
+        dist.broadcast(size, src=0, group=group)
         data = torch.empty(int(size), dtype=torch.uint8) if data is None else data
-        dist.broadcast(data, src=0)
+        dist.broadcast(data, src=0, group=group)
         return json.loads(data.numpy().tobytes())
 
     def broadcast(self, tensors: list[Tensor]) -> None:
