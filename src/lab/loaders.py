@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lab.config import Config
 from lab.groups import mixed_parts
-from lab.h5_errors import h5_mistakes
+from lab.h5_errors import h5_mistakes, splits_of
 from lab.options import TrainerConfig
 from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
@@ -73,7 +73,7 @@ def make_dataset(config: Config, split: str) -> Any:
         return None
     fetch_remote(node, note_progress)  # already local, except on other machines
     # random numbers drawn by its __init__ are equal on all ranks, after a resume and in `evaluate`
-    with drawing(sample_seed(config, split) if _rules(config) >= 2 else None):
+    with drawing(sample_seed(config, split) if _rules(config) >= 2 else None), splits_of(_rules(config)):
         dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)
