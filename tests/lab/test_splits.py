@@ -13,9 +13,10 @@ import pytest
 from common import NEEDS_GPT, QUICK
 from omegaconf import OmegaConf
 
+from h5rows import dataset
 from h5rows.integration import rows_in_share, split_version
 from lab.config import Config
-from lab.loaders import make_dataset
+from lab.loaders import make_dataset, make_datasets
 from lab.program import PROGRAM
 from lab.restore import score_checkpoint
 from samebits.errors import ConfigError
@@ -175,3 +176,15 @@ def test_a_resumed_run_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.Monkey
     assert_undisturbed(broken_off(tmp_path / "broken", monkeypatch, [5], *run), whole)
     other = start_run(tmp_path / "other", *run, "rules=3")
     assert values(other, "val/loss") != values(whole, "val/loss")
+
+
+def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"], file["patient"] = np.zeros((300, 2)), np.arange(300) % 3, np.arange(300) % 50
+    keys = (f"data.path={tmp_path / 'a.h5'}", "data.fields={x: x, y: y}", "data.split_ratio=80/10/10")
+    config = Config.of(compose(*keys, "data.split_by=patient"))
+    reads: list[str] = []
+    own = dataset.column_of
+    monkeypatch.setattr(dataset, "column_of", lambda *given: (reads.append(given[2]), own(*given))[1])
+    sets = make_datasets(config)
+    assert (sum(map(len, sets.values())), reads) == (300, ["patient"])

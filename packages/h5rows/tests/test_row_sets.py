@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import h5rows
-from h5rows.integration import rows_in_share, share_of_rows, shares_of, split_version
+from h5rows import dataset
+from h5rows.conventions.opening import Opened
+from h5rows.integration import reading_once, rows_in_share, share_of_rows, shares_of, split_version
 from h5rows.row_sets import BLOCK, TABLES, RandomShare, rows_of_shards, rows_within
 
 SHARES = ([0, 0.8, 0.9, 1], [0, 0.013, 0.5, 0.501, 1], [0, 1 / 3, 2 / 3, 1], [0, 1])
@@ -179,3 +181,40 @@ def test_the_rows_that_are_read_are_those_of_the_share(tmp_path: Path) -> None:
 def test_a_share_needs_no_more_for_more_rows() -> None:
     for size in (10**6, 10**9, 10**12, 10**15):
         assert len(pickle.dumps(RandomShare(size, 0, size // 2, 0))) < 2 << 20
+
+
+def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `reading_once`: the column of `by`, that of classes, and where values are missing; with the same rows."""
+    path, rng = str(tmp_path / "a.h5"), np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["patient"], file["y"] = rng.integers(0, 90, 2000), [f"class {k}" for k in rng.integers(0, 4, 2000)]
+        file["x"] = np.where(rng.random(2000) < 0.1, np.nan, 1.0)
+    splits, fields = shares_of("80/10/10", "patient", "split"), {"x": "x", "y": "y@classes"}
+    reads: list[str] = []
+
+    def counted(owner: Any, name: str) -> None:
+        own = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **more: (reads.append(name), own(*given, **more))[1])
+
+    def rows() -> list[list[tuple[int, int]]]:
+        reads.clear()
+        opened = [
+            h5rows.Dataset(path, fields, split, splits, decode=True, missing={"x": "drop"})
+            for split in ("train", "val", "test")
+        ]
+        return [list(zip(np.asarray(one._rows).tolist(), one.column("y").tolist())) for one in opened]
+
+    for owner, name in ((dataset, "column_of"), (Opened, "_class_codes"), (Opened, "rows_without_value")):
+        counted(owner, name)
+    alone = rows()
+    assert len(reads) == 9
+    assert len(set(itertools.chain(*alone))) == sum(map(len, alone)) > 1500
+    with reading_once():
+        assert rows() == alone
+        assert sorted(reads) == ["_class_codes", "column_of", "rows_without_value"]
+        with h5py.File(path, "a") as file:
+            file["patient"][:100] = 7
+        assert rows() != alone  # the file has changed
+        assert len(reads) == 3
+    rows()
+    assert len(reads) == 9

@@ -27,12 +27,15 @@ from h5rows.reading.finding import find
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
+from h5rows.reading.shared import coded, once
 from h5rows.row_sets import RowSet, rows_of_shards, rows_within
-from h5rows.selection import check_folds, fold_rows, rows_in_share, share_of_rows
+from h5rows.selection import check_folds, fold_rows, groups_in_share, share_of_rows
 
 # a shard's reader, its rows, their positions in the batch (None: all)
 _Part = tuple[Any, np.ndarray, "np.ndarray | None"]
 _LOOKED_AT, _ROWS_AT_ONCE = 256 << 20, 1 << 20  # bytes; row numbers
+# (name in the file, name of the argument) -> distinct values, and the index in them of each row
+_Column = Callable[[str, str], tuple[np.ndarray, np.ndarray]]
 EXAMPLE = {"x": "image", "y": "label"}
 
 
@@ -152,7 +155,9 @@ class Dataset:
                 if entry.get("index") is not None:
                     key = argument(f"splits.{split}.index")
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
-                if (lacks := opened.rows_without_value()) is not None and lacks.any():
+                of = (entry["group"], sorted(named.items()), str(missing), encoding)
+                lacks = once([file_name], of, opened.rows_without_value, swmr, external)
+                if lacks is not None and lacks.any():
                     before = len(chosen)
                     chosen = np.flatnonzero(~lacks) if isinstance(chosen, range) else chosen[~lacks[chosen]]
                     dropped += before - len(chosen)
@@ -164,8 +169,8 @@ class Dataset:
         # rows[positions] are rows of the files; None: all
         self._rows: RowSet | np.ndarray | None = rows_of_shards(index, starts[:-1])
 
-        def column(name: str, key: str) -> np.ndarray:
-            return self._values(name, key, (entry["group"], external, cache_gb, encoding, swmr))
+        def column(name: str, key: str) -> tuple[np.ndarray, np.ndarray]:
+            return self._column(name, key, (entry["group"], external, cache_gb, encoding, swmr))
 
         self._choose_share(entry, split, column)
         self._choose_fold(entry, split, column, folds, fold, fold_repeat, stratify_by)
@@ -180,24 +185,23 @@ class Dataset:
             raise ConfigError(f"{argument(f'splits.{split}')} has no rows in {path}; {remedy}")
         self._cache_bytes = cache.max_bytes
 
-    def _choose_share(self, entry: Mapping[str, Any], split: str, column: Callable[[str, str], np.ndarray]) -> None:
+    def _choose_share(self, entry: Mapping[str, Any], split: str, column: _Column) -> None:
         """Keep the share `rows` of an entry of `splits`."""
         if entry.get("rows") is None:
             return
         by, seed, key = entry.get("by") or "random", entry.get("seed") or 0, argument(f"splits.{split}")
         size = int(self._starts[-1]) if self._rows is None else len(self._rows)
         if by not in ("random", "blocks"):
-            values, rows = column(by, f"{key}.by"), None if self._rows is None else np.asarray(self._rows)
-            self._rows = rows_in_share(rows, size, entry["rows"], f"{key}.rows", by, seed, values)
+            share: RowSet | np.ndarray = groups_in_share(column(by, f"{key}.by")[1], entry["rows"], f"{key}.rows", seed)
         else:
             share = share_of_rows(size, entry["rows"], f"{key}.rows", by, seed)
-            self._rows = share if self._rows is None else rows_within(self._rows, share)
+        self._rows = share if self._rows is None else rows_within(self._rows, share)
 
     def _choose_fold(
         self,
         entry: Mapping[str, Any],
         split: str,
-        column: Callable[[str, str], np.ndarray],
+        column: _Column,
         folds: int | None,
         fold: int | None,
         repeat: int,
@@ -217,25 +221,33 @@ class Dataset:
         if pool is not None and len(np.unique(pool)) < len(pool):
             what = f"{argument('folds', folds)}: {argument(f'splits.{split}.index')} has the same row twice"
             raise ConfigError(f"{what}, which could be in two folds; remove it there")
-        kinds = None if by in ("random", "blocks") else column(by, f"{key}.by")
-        classes = None if stratify_by is None else column(stratify_by, argument("stratify_by"))
+        kinds = None if by in ("random", "blocks") else column(by, f"{key}.by")[1]
+        names, of_class = (None, None) if stratify_by is None else column(stratify_by, argument("stratify_by"))
+        classes = None if names is None else names[of_class]
         of = fold_rows(size, folds, repeat, by, kinds, classes, stratify_by or "")
         inside = np.flatnonzero((of == fold) == (part == "val"))
         self._rows = inside if pool is None else pool[inside]
 
-    def _values(self, name: str, key: str, how: tuple[Any, ...]) -> np.ndarray:
-        """Return the values of a dataset in the rows that are chosen so far. key: the name of the argument in messages.
-        how: the group, and how files are opened."""
+    def _column(self, name: str, key: str, how: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return (distinct values, the index in them of each row that is chosen so far) of a dataset in the file.
+
+        key: the name of the argument in messages. how: the group, and how files are opened.
+        """
         group, external, cache_gb, encoding, swmr = how
-        parts, sizes = [], np.diff(self._starts)
-        for file, rows in zip(self._files, sizes):
-            values = column_of(file, group, name, key, external, cache_gb, encoding, swmr)
-            values = values[:rows] if swmr else values  # the file may grow meanwhile
-            if len(values) != rows:
-                raise ConfigError(f"{key}={name}: has {len(values):,} values in {file}, but there are {rows:,} rows")
-            parts.append(values)
-        values = np.concatenate(parts)
-        return values if self._rows is None else values[np.asarray(self._rows)]
+
+        def read() -> tuple[np.ndarray, np.ndarray]:
+            parts, sizes = [], np.diff(self._starts)
+            for file, rows in zip(self._files, sizes):
+                values = column_of(file, group, name, key, external, cache_gb, encoding, swmr)
+                values = values[:rows] if swmr else values  # the file may grow meanwhile
+                if len(values) != rows:
+                    what = f"{key}={name}: has {len(values):,} values in {file}"
+                    raise ConfigError(f"{what}, but there are {rows:,} rows")
+                parts.append(values)
+            return coded(np.concatenate(parts))
+
+        distinct, codes = once(self._files, ("column", group, name, encoding), read, swmr, external)
+        return distinct, codes if self._rows is None else codes[np.asarray(self._rows)]
 
     def _common_length(self, path: str) -> int:
         rows = {field: len(shards[-1]) for field, shards in self._fields.items()}

@@ -14,6 +14,7 @@ import numpy as np
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import shares_of, split_of
+from h5rows.reading.shared import coded
 from h5rows.row_sets import Block, RandomShare, RowSet, hashed, version_of_splits
 
 
@@ -55,19 +56,21 @@ def rows_in_share(
         check_memory(8 * size, f"{key}: {size:,} row numbers")
         chosen = np.asarray(share_of_rows(size, bounds, key, by, seed))
     else:
-        chosen = _groups_in_share(groups, bounds, key, seed)
+        chosen = groups_in_share(coded(groups)[1], bounds, key, seed)
     return chosen if rows is None else rows[chosen]
 
 
-def _groups_in_share(values: np.ndarray, bounds: Sequence[float], key: str, seed: int) -> np.ndarray:
+def groups_in_share(groups: np.ndarray, bounds: Sequence[float], key: str, seed: int = 0) -> np.ndarray:
+    """Return the positions of the rows whose group is in a share, see `rows_in_share`. groups: (rows,) numbers >= 0."""
     _check_bounds(bounds, key)
-    check_memory(32 * len(values), f"{key}: {len(values):,} row numbers that are shuffled")
-    _, of, counts = np.unique(_comparable(values, len(values)), return_inverse=True, return_counts=True)
-    order = np.argsort(hashed(np.arange(len(counts)), seed), kind="stable")
-    middles = np.empty(len(counts))
-    middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, len(values))
+    check_memory(32 * len(groups), f"{key}: {len(groups):,} row numbers that are shuffled")
+    counts = np.bincount(groups)
+    present = np.flatnonzero(counts)
+    order = present[np.argsort(hashed(np.arange(len(present)), seed), kind="stable")]
+    middles = np.full(len(counts), -1.0)
+    middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, len(groups))
     inside = (middles >= bounds[0]) & ((middles < bounds[1]) | (bounds[1] == 1))
-    return np.flatnonzero(inside[of])
+    return np.flatnonzero(inside[groups])
 
 
 def _check_bounds(bounds: Sequence[float], key: str) -> None:
