@@ -17,6 +17,8 @@ from h5rows.reading.opening import shares_of, split_of
 from h5rows.reading.shared import coded
 from h5rows.row_sets import Block, RandomShare, RowSet, hashed, version_of_splits
 
+_AN_ARRAY = 1 << 16  # a share of so few rows is an array, which takes no more memory than the tables and is faster
+
 
 def share_of_rows(
     size: int, bounds: Sequence[float], key: str, by: str = "random", seed: int = 0
@@ -31,7 +33,8 @@ def share_of_rows(
     if by == "blocks" or begin == end:
         return Block(begin, end)
     if version_of_splits() >= 2:
-        return RandomShare(size, begin, end, seed)
+        share = RandomShare(size, begin, end, seed)
+        return share if len(share) > _AN_ARRAY else np.asarray(share)
     check_memory(32 * size, f"{key}: {size:,} row numbers that are shuffled")
     order = np.argsort(hashed(np.arange(size), seed), kind="stable")
     return np.sort(order[begin:end])
