@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from common import NEEDS_GPT, QUICK
 from omegaconf import OmegaConf
 
-from h5rows import dataset
+import h5rows
 from h5rows.integration import rows_in_share, split_version
 from lab.config import Config
 from lab.loaders import make_dataset, make_datasets
@@ -184,6 +185,7 @@ def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytes
     keys = (f"data.path={tmp_path / 'a.h5'}", "data.fields={x: x, y: y}", "data.split_ratio=80/10/10")
     config = Config.of(compose(*keys, "data.split_by=patient"))
     reads: list[str] = []
+    dataset: Any = inspect.getmodule(h5rows.Dataset)
     own = dataset.column_of
     monkeypatch.setattr(dataset, "column_of", lambda *given: (reads.append(given[2]), own(*given))[1])
     sets = make_datasets(config)
