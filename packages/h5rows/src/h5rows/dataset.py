@@ -207,7 +207,7 @@ class Dataset:
         repeat: int,
         stratify_by: str | None,
     ) -> None:
-        """Keep the rows of a fold, or those of all others, if an entry of `splits` has `fold`."""
+        """Keep the rows of one fold, or of all other folds, if an entry of `splits` has `fold`."""
         size = int(self._starts[-1]) if self._rows is None else len(self._rows)
         if (part := entry.get("fold")) is None or not size:
             return

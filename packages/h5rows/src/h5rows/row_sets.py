@@ -3,7 +3,8 @@ more memory and no longer to make than one of 10**6. An int64 array has the same
 
 A random share of `size` rows, with positions `begin` to `end - 1` of a fixed shuffling:
 
-    row            -> block, row in the block      blocks of 1,024 rows, or up to one less per block
+    row            -> block, row in the block      as few blocks as possible, of at most 1,024 consecutive rows and of
+                                                   equal size, plus or minus 1
     row in block   -> rank in the block            by a random permutation of the block's rows
     position       =  rank * blocks + block        so a share contains equally many rows of each block, plus or minus 1
 
@@ -28,7 +29,6 @@ _ROUNDS = [tuple(map(np.uint64, pair)) for pair in ((30, 0xBF58476D1CE4E5B9), (2
 _LAST, _HALF = np.uint64(31), np.uint64(32)
 _ROTATIONS = 1 << 40  # begin of their counters; the permutations use those below BLOCK * TABLES
 
-
 _version: ContextVar[int] = ContextVar("split_version", default=2)
 
 
@@ -37,8 +37,10 @@ def split_version(version: int) -> Iterator[None]:
     """In this block, choose random shares of rows by a version of the rule. A program that saves its runs should save
     the version, too, because rows of one split would be in another with another version.
 
-    1: until 0.2, sorts all rows. 2: needs no memory per row. Both choose equal rows of up to 1,024.
+    1: until 0.2, sorts all rows. 2: needs no memory per row. Both choose the same rows of data with up to 1,024 rows.
     """
+    if version not in (1, 2):
+        raise ValueError(f"split_version({version}): must be 1 or 2")
     token = _version.set(version)
     try:
         yield
@@ -65,7 +67,7 @@ class RowSet:
         raise NotImplementedError
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[np.arange(self._size)].astype(dtype or np.int64, copy=False)
+        return self[np.arange(self._size)].astype(np.int64 if dtype is None else dtype, copy=False)
 
 
 class Block(RowSet):
@@ -90,9 +92,9 @@ class RandomShare(RowSet):
         self._blocks = blocks = max(1, -(-size // BLOCK))
         self._rows, self._longer = size // blocks, size % blocks  # the first `longer` blocks have one row more
         self._tables, self._seed = min(blocks, TABLES), seed
-        # The rows of a block, and those of them in the share, are equally many from one of these blocks to the next
+        # Blocks between two cuts have the same number of rows, and the same ranks of them are in the share
         cuts = sorted({0, self._longer, begin % blocks, end % blocks, blocks})
-        parts = []  # first and last + 1 of such blocks, their rows, and the ranks from `low` on that are in the share
+        parts = []  # first block, last + 1, rows of a block, first rank in the share, ranks in the share
         for first, stop in pairwise(cuts):
             low, high = (bound // blocks + (first < bound % blocks) for bound in (begin, end))
             if low < high:
@@ -108,6 +110,7 @@ class RandomShare(RowSet):
             inside = np.zeros((self._tables, size + 1), dtype=np.int16)
             np.put_along_axis(inside, members + 1, 1, axis=1)
             inside.cumsum(axis=1, out=self._below[k, :, : size + 1])  # members below each row of the block
+            # twice, because a rotation moves the last members below the first ones: to `row - size + turn`
             self._members[k, :, : 2 * chosen] = np.concatenate([members - size, members], axis=1)
 
     def _permutations(self, rows: int) -> np.ndarray:
@@ -127,7 +130,7 @@ class RandomShare(RowSet):
         part *= TABLES
         part += block & (TABLES - 1)
         turn = (hashed(block + _ROTATIONS, self._seed) >> _HALF).view(np.int64) * rows >> 32
-        # the last `turn` rows of the block are first after the rotation
+        # begin at the first member that the rotation moves to the begin of the block
         place += self._below.take(part * self._below.shape[-1] + (rows - turn))
         part *= self._members.shape[-1]
         part += place
@@ -137,7 +140,7 @@ class RandomShare(RowSet):
 
 
 class Shards(RowSet):
-    """The rows of several files, one after the other, some of which have an array of row numbers."""
+    """The rows of several files, one after the other. Only files with selected rows have an array of row numbers."""
 
     def __init__(self, chosen: Sequence[np.ndarray | range], starts: Sequence[int]) -> None:
         sizes = np.asarray([len(rows) for rows in chosen])
