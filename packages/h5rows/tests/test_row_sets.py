@@ -204,14 +204,14 @@ def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytes
         ]
         return [list(zip(np.asarray(one._rows).tolist(), one.column("y").tolist())) for one in opened]
 
-    for owner, name in ((dataset, "column_of"), (Opened, "_class_codes"), (Opened, "rows_without_value")):
+    for owner, name in ((dataset, "column_of"), (Opened, "_class_codes"), (Opened, "_missing")):
         counted(owner, name)
     alone = rows()
     assert len(reads) == 9
     assert len(set(itertools.chain(*alone))) == sum(map(len, alone)) > 1500
     with reading_once():
         assert rows() == alone
-        assert sorted(reads) == ["_class_codes", "column_of", "rows_without_value"]
+        assert sorted(reads) == ["_class_codes", "_missing", "column_of"]
         with h5py.File(path, "a") as file:
             file["patient"][:100] = 7
         assert rows() != alone  # the file has changed

@@ -155,9 +155,7 @@ class Dataset:
                 if entry.get("index") is not None:
                     key = argument(f"splits.{split}.index")
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
-                of = (entry["group"], sorted(named.items()), str(missing), encoding)
-                lacks = once([file_name], of, opened.rows_without_value, swmr, external)
-                if lacks is not None and lacks.any():
+                if (lacks := opened.rows_without_value()) is not None and lacks.any():
                     before = len(chosen)
                     chosen = np.flatnonzero(~lacks) if isinstance(chosen, range) else chosen[~lacks[chosen]]
                     dropped += before - len(chosen)

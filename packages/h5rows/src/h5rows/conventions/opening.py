@@ -134,6 +134,13 @@ class Opened:
     def rows_without_value(self) -> np.ndarray | None:
         """Return (N,) bool, True for rows to remove, because an opened field has no value there; None if there are
         none."""
+        if not self._lacking:
+            return None
+        key = ("missing", self.group, sorted(self.names.items()), self.fills, self.encoding)
+        mask: np.ndarray = once([self.file.filename], key, self._missing, self.swmr, self.external)
+        return mask
+
+    def _missing(self) -> np.ndarray | None:
         mask = None
         check_memory(sum(map(len, self._lacking)), "the mask of rows without a value")
         for field in self._lacking:
