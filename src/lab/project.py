@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
-from lab.h5_errors import H5_COMMAND, h5_mistakes
+from lab.h5_errors import H5_COMMAND, h5_mistakes, splits_of
 from lab.transforms.order import check_order
 from samebits.config import quote_value
 from samebits.errors import ConfigError
@@ -55,7 +55,7 @@ def missing_columns(field: str, _parent_: Any) -> list[int]:
     from lab.datasets.columns import columns_with_nan
 
     own, found = ("_target_", *(one.name for one in fields(DataConfig))), set()
-    with _about_data(data):
+    with _about_data(data), splits_of(data._get_root().get("rules", 1)):
         arguments = {key: plain(data[key]) for key in data if key not in own}
         for split in ("train",) if data.get("folds") is None else ("train", "val"):
             rows = construct(PROJECT, "data", {"_target_": data._target_, **arguments}, object, split=split)
