@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from common import QUICK, ROOT, needs
-from torch import nn
 
 import lab
 import lab.onnx
@@ -136,26 +135,6 @@ def test_labels_are_not_inputs(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert made.inputs == {"x": "float32 (batch, 1, 8, 8)"}
     (found,) = session_of(tmp_path / "m.onnx").run(None, {"x": (x := torch.rand(3, 1, 8, 8)).numpy()})
     torch.testing.assert_close(torch.as_tensor(found), lab.load_run(run)[0](x).detach(), rtol=1e-5, atol=1e-6)
-
-
-@needs("conf/task/byol.yaml", "conf/task/contrastive.yaml", "conf/task/vae.yaml", "conf/task/ddpm.yaml")
-def test_tasks_without_labels_predict_from_x() -> None:
-    from lab.tasks.byol import BYOL
-    from lab.tasks.contrastive import Contrastive
-    from lab.tasks.ddpm import DDPM
-    from lab.tasks.vae import VAE
-
-    net, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), torch.rand(3, 1, 2, 2)
-    shared: Any = {"fields": ["x", "x"], "augment": {}, "metrics": {}}
-    for task in (BYOL(net, net, 0.9, **shared), Contrastive(net, 0.1, **shared)):
-        assert torch.equal(task.predict(net, {"x": x}), net(x))
-    found = VAE(1.0, 0).predict(nn.ModuleDict({"encoder": net, "decoder": nn.Linear(2, 4)}), {"x": x})
-    assert torch.equal(found["latent"], net(x)[:, :2])
-    assert found["reconstruction"].shape == x.shape
-    with pytest.raises(
-        ConfigError, match=r"^task=ddpm: has no prediction for a sample, .*load_run\(RUN\)\.sample\(64\)"
-    ):
-        DDPM(10, "cosine", 2, 0).predict(net, {"x": x})
 
 
 @WITH_ONNX

@@ -69,3 +69,8 @@ def test_the_views_differ_and_depend_on_the_sample_alone() -> None:
     assert 10 < (one != two).any(1).sum() < 54
     half = {name: value[32:] for name, value in batch.items()}
     assert torch.equal(task.view(half, 1), two[32:])
+
+
+def test_a_prediction_is_the_representation() -> None:
+    task, model = small()
+    assert torch.equal(task.predict(model, {"x": (x := torch.rand(3, 4))}), model(x))

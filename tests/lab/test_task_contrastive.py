@@ -143,3 +143,8 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             )
         with pytest.raises(ConfigError, match=re.escape(line)):
             start_run(tmp_path / "run", *SMALL, *RUN, *overrides)
+
+
+def test_a_prediction_is_the_representation() -> None:
+    task, model, x = Contrastive(nn.Linear(3, 2), 0.1, ["x", "x"], {}, {}), nn.Linear(4, 3), torch.rand(2, 4)
+    assert torch.equal(task.predict(model, {"x": x}), model(x))

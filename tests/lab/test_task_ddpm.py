@@ -106,3 +106,8 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=line):
             start_run(tmp_path / "run", *SMALL, *RUN, *more)
+
+
+def test_it_has_no_prediction() -> None:
+    with pytest.raises(ConfigError, match=r"^task=ddpm: has no prediction .*load_run\(RUN\)\.sample\(64\)"):
+        DDPM(10, "cosine", 2, 0).predict(nn.Identity(), {"x": torch.rand(3, 1, 2, 2)})

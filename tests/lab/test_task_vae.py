@@ -82,3 +82,10 @@ def test_what_it_shows_are_samples_above_their_reconstructions() -> None:
     x, logits = torch.rand(5, 1, 4, 3), torch.randn(5, 1, 4, 3)
     shown = VAE(kl_factor=1.0, seed=0).show(logits, {"x": x}, 2)["reconstructed"]
     assert torch.equal(shown, torch.cat([torch.cat([*row], 2) for row in (x[:2], logits[:2].sigmoid())], 1))
+
+
+def test_a_prediction_is_the_mean_of_the_latent_and_its_image() -> None:
+    encoder, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), torch.rand(3, 1, 2, 2)
+    found = VAE(1.0, 0).predict(nn.ModuleDict({"encoder": encoder, "decoder": nn.Linear(2, 4)}), {"x": x})
+    assert torch.equal(found["latent"], encoder(x)[:, :2])
+    assert found["reconstruction"].shape == x.shape

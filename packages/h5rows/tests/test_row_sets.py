@@ -15,8 +15,9 @@ import pytest
 import h5rows
 from h5rows import dataset
 from h5rows.conventions.opening import Opened
-from h5rows.integration import reading_once, rows_in_share, share_of_rows, shares_of, split_version
+from h5rows.integration import reading_once, rows_in_share, shares_of, split_version
 from h5rows.row_sets import BLOCK, TABLES, RandomShare, rows_of_shards, rows_within
+from h5rows.selection import share_of_rows
 
 SHARES = ([0, 0.8, 0.9, 1], [0, 0.013, 0.5, 0.501, 1], [0, 1 / 3, 2 / 3, 1], [0, 1])
 FULL = BLOCK * TABLES  # the largest number of rows whose blocks all have their own permutation

@@ -10,7 +10,7 @@ arguments are keys of `data`.
 
     sample_shape, num_outputs, suggestion         of a file: shape of a sample, number of outputs, suggested x and y
     shares_of, fold_splits, split_of              the splits of a file, and the entry of one of them
-    share_of_rows, rows_in_share, fold_rows       the rows of a split, and the fold of each row
+    rows_in_share, fold_rows                      the rows of a split, and the fold of each row
     split_version                                 the version of the rule that chooses the rows of a split
     reading_once                                  read a column once for all splits
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from h5rows.selection import fold_rows as fold_rows
     from h5rows.selection import fold_splits as fold_splits
     from h5rows.selection import rows_in_share as rows_in_share
-    from h5rows.selection import share_of_rows as share_of_rows
 
 __getattr__ = lazy_getattr(__name__, __file__)
 
