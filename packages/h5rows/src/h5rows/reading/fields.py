@@ -14,7 +14,8 @@ and the values are uint8.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -26,7 +27,7 @@ from h5rows.reading.layout import plan
 from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory
 from h5rows.reading.opening import is_remote, named
 from h5rows.reading.raw import ChunkCache
-from h5rows.reading.readers import Chunks, Mapped, Ranged, ThroughH5py
+from h5rows.reading.readers import Chunks, Mapped, MappedShards, Ranged, ThroughH5py
 from h5rows.reading.texts import UTF_8, decoded
 
 
@@ -167,6 +168,13 @@ class Fixed(Field):
             stored = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
             self.reader.gather_into(rows, stored)
             out[slice(len(rows)) if at is None else at] = for_torch(stored, self._where)
+
+    @staticmethod
+    def together(shards: Sequence[Field], starts: np.ndarray) -> MappedShards | None:
+        """Return one reader for all shards of a field; None if they need one each. starts: as in MappedShards."""
+        readers = [shard.reader for shard in shards if isinstance(shard, Fixed) and shard._stored == shard.dtype]
+        alike = len(readers) == len(shards) > 1 and MappedShards.fits(readers)
+        return MappedShards(cast("list[Mapped]", readers), starts) if alike else None
 
     def advise(self, rows: np.ndarray, count: int = 1) -> None:
         """Load rows in the background. count: number of consecutive rows to load from each on."""
