@@ -9,6 +9,7 @@ import operator
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_type_hints
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from h5rows.checks import check_options
 from h5rows.conventions.choice import choose
+from h5rows.conventions.described import groups_of_files, how
 from h5rows.conventions.opening import Opened, lost_share, parts_of
 from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading.copies import files_of, open_file, ranged
@@ -135,32 +137,31 @@ class Dataset:
             raise ConfigError(
                 f"{argument('fields')}: {made[0]} of {len(files)} files: their classes may differ; write integers"
             )
-        for file_name in files:
-            with open_file(file_name, swmr, cache_gb) as file:
-                decoding = (decode, missing, groups, None, encoding)
-                opened = Opened(file, entry["group"], named, cache, swmr, external, *decoding)
-                for field in named:
-                    found, names = opened.field(field)
-                    self._fields[field].append(found)
-                    if names:
-                        self.class_names.setdefault(field, list(names))
-                        if found.dtype.kind == "f" and (lost := lost_share(found)):
-                            what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
-                            remedy = "to remove such rows, or a number, such as -1, to replace the class"
-                            raise ConfigError(f"{what}: set {argument(f'missing.{field}', 'drop')} {remedy}")
-                rows = self._common_length(file_name)
-                chosen: np.ndarray | range = range(rows)
-                if entry.get("index") is not None:
-                    key = argument(f"splits.{split}.index")
+        reading = how(named, groups, missing, swmr=swmr, external=external, decode=decode, encoding=encoding)
+        described = groups_of_files(files, entry["group"], replace(reading, cache_gb=cache_gb), cache)
+        for file_name, opened in zip(files, described, strict=True):
+            for field, (found, names) in opened.fields.items():
+                self._fields[field].append(found)
+                if names:
+                    self.class_names.setdefault(field, list(names))
+                    if found.dtype.kind == "f" and (lost := lost_share(found)):
+                        what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
+                        remedy = "to remove such rows, or a number, such as -1, to replace the class"
+                        raise ConfigError(f"{what}: set {argument(f'missing.{field}', 'drop')} {remedy}")
+            rows = self._common_length(file_name)
+            chosen: np.ndarray | range = range(rows)
+            if entry.get("index") is not None:
+                key = argument(f"splits.{split}.index")
+                with open_file(file_name, swmr, cache_gb) as file:
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
-                if (lacks := opened.rows_without_value()) is not None:
-                    kept = np.asarray(chosen, dtype=np.int64)
-                    chosen = kept[~lacks[kept]]
-                    dropped += len(kept) - len(chosen)
-                    lacking = " or ".join(field for field in named if opened.fills.get(field) == "drop")
-                restricted |= len(chosen) < rows or entry.get("index") is not None
-                index.append((starts[-1], chosen))
-                starts.append(starts[-1] + rows)
+            if (lacks := opened.lacks) is not None:
+                kept = np.asarray(chosen, dtype=np.int64)
+                chosen = kept[~lacks[kept]]
+                dropped += len(kept) - len(chosen)
+                lacking = " or ".join(field for field in named if opened.fills.get(field) == "drop")
+            restricted |= len(chosen) < rows or entry.get("index") is not None
+            index.append((starts[-1], chosen))
+            starts.append(starts[-1] + rows)
         self._starts = np.asarray(starts, dtype=np.int64)
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
         self._rows = np.concatenate([start + np.asarray(rows) for start, rows in index]) if restricted else None

@@ -39,7 +39,7 @@ from h5rows.conventions.derived import (
 from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.fields import Field, Fixed, for_torch, open_field
-from h5rows.reading.finding import check_type, class_names, find
+from h5rows.reading.finding import UNREADABLE, check_type, classes_of, find
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
@@ -89,6 +89,7 @@ class Opened:
         self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
+        self.num_classes: dict[str, int | None] = {}  # in the attribute `classes`; fields that were opened
         self._lacking: list[Unpacked] = []  # fields whose rows without a value are removed
 
     def _matlab_rows(self) -> int | None:
@@ -116,7 +117,7 @@ class Opened:
             if member is not None and self.kind == "anndata" and isinstance(self.file.get(apart), h5py.Dataset):
                 found, names = self._codes(self._raw(plain, key), self.file[apart], missing, where)
             elif not self.meant or member is not None:
-                found, names = self._raw(plain, key), None
+                found, names = self._raw(plain, key, (item, member)), None
             elif isinstance(item, h5py.Group):
                 found, names = self._group(item, key, missing, where)
             else:
@@ -127,7 +128,10 @@ class Opened:
             found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), missing, where)
         if missing == DROP and isinstance(found, Unpacked) and found.packing.masks:
             self._lacking.append(found)
-        return found, names or class_names(item, self.encoding)
+        stated, number = classes_of(item, self.encoding)
+        if number != UNREADABLE:
+            self.num_classes[field] = number
+        return found, names or stated
 
     def rows_without_value(self) -> np.ndarray | None:
         """Return (N,) bool, True for rows to remove, because an opened field has no value there; None if there are
@@ -165,8 +169,9 @@ class Opened:
             self._lacking.append(found)
         return found, names
 
-    def _raw(self, name: str, key: str) -> Any:
-        return open_field(self.file, self.group, name, key, self.cache, self.swmr, self.external, self.encoding)
+    def _raw(self, name: str, key: str, found: tuple[Any, str | None] | None = None) -> Any:
+        how = (self.cache, self.swmr, self.external, self.encoding, found)
+        return open_field(self.file, self.group, name, key, *how)
 
     def _dataset(self, item: h5py.Dataset, part: str, key: str, missing: float | str, where: str) -> tuple[Any, Names]:
         if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):

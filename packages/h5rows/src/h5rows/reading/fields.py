@@ -13,6 +13,8 @@ and the values are uint8.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -23,9 +25,9 @@ import numpy as np
 from h5rows.errors import ConfigError, missing
 from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
-from h5rows.reading.layout import plan
+from h5rows.reading.layout import Layout, plan
 from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory
-from h5rows.reading.opening import is_remote, named
+from h5rows.reading.opening import Identity, is_remote, named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks, Mapped, MappedShards, Ranged, ThroughH5py
 from h5rows.reading.texts import UTF_8, decoded
@@ -122,18 +124,45 @@ class Fixed(Field):
             way, layout, self.reason = "h5py", None, "being written (SWMR)" if swmr else "a member of a compound type"
         else:
             way, self.reason, layout = plan(dset)
+        self.way, self.layout = way, layout
+        if layout is not None and way == "mapped" and is_remote(layout.path):
+            self.way = "ranges"
         self.reader: Mapped | Ranged | Chunks | ThroughH5py
         if layout is None:
             check_filters(dset)
-            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr)
-        elif way == "mapped" and is_remote(layout.path):
-            self.way, self.reader = "ranges", Ranged(layout)
-        elif way == "mapped":
-            self.way, self.reader = way, Mapped(layout)
+            self.reader = ThroughH5py(dset, member, swmr)
         else:
-            self.way, self.reader = way, Chunks(layout, cache)
+            self.reader = self._reader_of(layout, cache)
         if len(self) and getattr(self.file, "compared", True):
             self._verify(dset)
+
+    def _reader_of(self, layout: Layout, cache: ChunkCache) -> Mapped | Ranged | Chunks:
+        if self.way == "chunks":
+            return Chunks(layout, cache)
+        return Mapped(layout) if self.way == "mapped" else Ranged(layout)
+
+    def closed(self) -> Fixed | None:
+        """Return this field without open files, for `of_file`; None if HDF5 reads it."""
+        if self.layout is None:
+            return None
+        made = copy.copy(self)
+        del made.reader
+        return made
+
+    def of_file(self, path: str, identity: Identity, cache: ChunkCache) -> Fixed:
+        """Return a closed field opened, in its own file or in another one that has the same fields at the same places."""
+        made, layout = copy.copy(self), self.layout
+        assert layout is not None
+        if (layout.path, layout.identity) != (path, identity):
+            layout = made.layout = dataclasses.replace(layout, path=path, identity=identity)
+            made._where = f"{path}: {layout.name}"
+        made.reader = made._reader_of(layout, cache)
+        return made
+
+    @property
+    def table_bytes(self) -> int:
+        """Return the bytes of the table of its chunks."""
+        return 0 if self.layout is None else 3 * self.layout.offset.nbytes
 
     def _verify(self, dset: h5py.Dataset) -> None:
         """Compare some rows with those that h5py reads, because a wrong assumption about the format must stop the
@@ -332,13 +361,15 @@ def open_field(
     swmr: bool,
     external: str,
     encoding: str = UTF_8,
+    found: tuple[Any, str | None] | None = None,
 ) -> Field:
     """Open the field `name` in `group`.
 
-    key: the config key for messages. encoding: of its strings. Raise ConfigError if the object cannot be a field.
+    key: the config key for messages. encoding: of its strings. found: as `find` returns it, if it was called. Raise
+    ConfigError if the object cannot be a field.
     """
     with named(f"{file.filename}: {name} ({key})"):
-        item, member = find(file, group, name, key, external)
+        item, member = found or find(file, group, name, key, external)
         if isinstance(item, h5py.Group):
             if not {"values", "offsets"} <= set(item):
                 what = f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}"

@@ -88,6 +88,18 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
     return "chunks", f"{rows}, {names}" + (f", {unwritten} never written" if unwritten else ""), layout
 
 
+def extents(dset: h5py.Dataset) -> list[tuple[int, int]]:
+    """Return (begin, end) of the bytes of a dataset's values in its file, as far as HDF5 stores them by offset."""
+    if dset.is_virtual or dset.external or not dset.id.get_storage_size():
+        return []
+    if dset.chunks is None:
+        offset = dset.id.get_offset()
+        return [] if offset is None else [(offset, offset + dset.id.get_storage_size())]
+    found: list[tuple[int, int]] = []
+    dset.id.chunk_iter(lambda info: found.append((info.byte_offset, info.byte_offset + info.size)))
+    return found
+
+
 def _obstacle(dset: h5py.Dataset) -> str | None:
     """Return the reason why the file's bytes cannot be used directly; None if they can."""
     if dset.dtype.kind not in "biufcS" or dset.dtype.subdtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import threading
@@ -75,7 +76,7 @@ class RawFile:
         self._open()
 
     def __reduce__(self) -> Any:
-        return RawFile, (self.path, self.identity)
+        return raw_file, (self.path, self.identity)
 
     def _open(self) -> _Descriptor:
         """Return the descriptor, opened now if it was closed. Use `fd` only while the result is referenced."""
@@ -104,6 +105,16 @@ class RawFile:
             raise _removed(self.path) from None
         if now.st_size != size or now.st_mtime_ns != mtime or now.st_ino != inode or now.st_dev != device:
             check_same(self.path, self.identity, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns))
+
+    def unlocked(self) -> bool:
+        """Return True if HDF5 could lock the file to read it: no program has it open for writing."""
+        held = self._open()
+        try:
+            fcntl.flock(held.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(held.fd, fcntl.LOCK_UN)
+        except OSError:
+            return False
+        return True
 
     def map(self) -> np.ndarray:
         """Return all bytes as a read-only array."""
