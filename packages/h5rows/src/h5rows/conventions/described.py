@@ -126,7 +126,7 @@ _alike: OrderedDict[tuple[int, How], _Alike] = OrderedDict()  # size of the file
 
 def groups_of_files(files: Sequence[str], group: str, how: How, cache: ChunkCache) -> Iterator[Group]:
     """Yield the group of each file, opened. Raise ConfigError if it cannot be opened. cache: of decoded chunks."""
-    keeps = not how.swmr and how.external == REFUSE_EXTERNAL
+    keeps = not how.swmr and how.external == REFUSE_EXTERNAL and _is_hashable(how)
     sizes = Counter(map(_size, files)) if keeps and len(files) > 1 else Counter()
     for name in files:
         if not keeps or is_remote(name):
@@ -135,6 +135,14 @@ def groups_of_files(files: Sequence[str], group: str, how: How, cache: ChunkCach
             continue
         found = _remembered(name, group, how, cache)
         yield _described(name, group, how, cache, sizes) if found is None else found
+
+
+def _is_hashable(how: How) -> bool:
+    try:
+        hash(how)
+    except TypeError:  # an invalid argument; Opened raises the error
+        return False
+    return True
 
 
 def _size(path: str) -> int:

@@ -26,7 +26,7 @@ from h5rows.errors import ConfigError, missing
 from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
 from h5rows.reading.layout import Layout, plan
-from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory
+from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory, check_size
 from h5rows.reading.opening import Identity, is_remote, named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks, Mapped, MappedShards, Ranged, ThroughH5py
@@ -60,6 +60,7 @@ class Field:
     """
 
     text, way, reason, chunk_rows = False, "held", "in memory", 1
+    by_offset = False  # read without HDF5
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -124,7 +125,7 @@ class Fixed(Field):
             way, layout, self.reason = "h5py", None, "being written (SWMR)" if swmr else "a member of a compound type"
         else:
             way, self.reason, layout = plan(dset)
-        self.way, self.layout = way, layout
+        self.way, self.layout, self.by_offset = way, layout, layout is not None
         if layout is not None and way == "mapped" and is_remote(layout.path):
             self.way = "ranges"
         self.reader: Mapped | Ranged | Chunks | ThroughH5py
@@ -158,6 +159,16 @@ class Fixed(Field):
             made._where = f"{path}: {layout.name}"
         made.reader = made._reader_of(layout, cache)
         return made
+
+    @property
+    def where(self) -> str:
+        """Return the file and the name of the dataset, for messages."""
+        return self._where
+
+    def check_written(self) -> None:
+        """Raise ConfigError if the file is too small for all rows, so reading them would take time for fill values."""
+        assert self.layout is not None
+        check_size(self._where, self.nbytes(None), self.layout.identity[2], f"{len(self):,} rows")
 
     @property
     def table_bytes(self) -> int:
