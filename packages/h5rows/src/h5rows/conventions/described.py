@@ -25,14 +25,14 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.opening import Names, Opened
-from h5rows.errors import ConfigError
+from h5rows.errors import ConfigError, argument
 from h5rows.reading.copies import open_file
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.fields import Field, Fixed
 from h5rows.reading.finding import find
 from h5rows.reading.layout import extents
 from h5rows.reading.opening import Identity, identity, is_remote
-from h5rows.reading.raw import ChunkCache, raw_file
+from h5rows.reading.raw import ChunkCache, RawFile, raw_file
 
 _RECENT_NS = 2 * 10**9  # the coarsest times of a file system
 _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
@@ -196,8 +196,8 @@ def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mappin
             groups[group] = _closed(made)
         for other in how.groups:
             with suppress(*_DAMAGED):  # the error is raised when that split is opened
-                if other not in groups and _is_plain(file, other, how):
-                    groups[other] = _closed(_group(how.open(file, other, ChunkCache(0))))
+                if other not in groups and (plain := _plain_group(file, other, how)) is not None:
+                    groups[other] = _closed(plain)
         if groups:
             _files.put(path, how, _File(state, groups), sum(map(_nbytes, groups.values())))
         if sizes.get(state[2], 0) > 1 and (state[2], how) not in _alike and set(how.groups) <= set(groups):
@@ -214,21 +214,23 @@ def _group(opened: Opened) -> Group:
     return Group(fields, opened.rows_without_value(), opened.fills, opened.num_classes)
 
 
-def _is_plain(file: h5py.File, group: str, how: How) -> bool:
-    """Return True if all fields of a group are datasets of numbers, whose description reads no values."""
+def _plain_group(file: h5py.File, group: str, how: How) -> Group | None:
+    """Return a group if all its fields are datasets of numbers, whose description reads no values; otherwise None."""
     if how.decode:
-        return False
-    for _, name in how.fields:
-        item, member = find(file, group, name, name, how.external)
+        return None
+    opened, places = how.open(file, group, ChunkCache(0)), {}
+    for field, name in how.fields:
+        item, member = places[field] = find(file, group, name, argument(f"fields.{field}"), how.external)
         if not isinstance(item, h5py.Dataset) or member is not None or item.dtype.kind not in "biufc":
-            return False
-    return True
+            return None
+    fields = {field: opened.field(field, place) for field, place in places.items()}
+    return Group(fields, None, opened.fills, opened.num_classes)
 
 
 def _alike_to(file: h5py.File, groups: Mapping[str, Group]) -> _Alike | None:
-    """Return what to compare other files with; None if some field is not read by offset, or it would take long."""
-    closed = [one for group in groups.values() for one, _ in group.fields.values()]
-    if any(one.fixed is None or one.fixed.layout is None for one in closed):
+    """Return what to compare other files with; None if some field is not mapped (compressed files differ in the sizes
+    of their chunks), or if comparing would take long."""
+    if any(one.way != "mapped" for group in groups.values() for one, _ in group.fields.values()):
         return None
     values: list[tuple[int, int]] = []
     for _, item in items_below(file):
@@ -252,6 +254,7 @@ class _Closed:
 
     def __init__(self, field: Field) -> None:
         self.fixed = field.closed() if isinstance(field, Fixed) else None
+        self.way = field.way if self.fixed is not None else "pickled"
         self.buffers: list[pickle.PickleBuffer] = []
         self.nbytes = 0 if self.fixed is None else self.fixed.table_bytes
         if self.fixed is None:
@@ -271,17 +274,19 @@ class _Closed:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickle a field without its cache."""
+    """Pickle a field without its cache and without its files."""
 
-    def persistent_id(self, thing: Any) -> str | None:
-        return "cache" if isinstance(thing, ChunkCache) else None
+    def persistent_id(self, thing: Any) -> tuple[Any, ...] | None:
+        if isinstance(thing, RawFile):
+            return thing.path, thing.identity
+        return () if isinstance(thing, ChunkCache) else None
 
 
 class _Unpickler(pickle.Unpickler):
     cache: ChunkCache
 
-    def persistent_load(self, name: str) -> ChunkCache:
-        return self.cache
+    def persistent_load(self, place: tuple[Any, ...]) -> Any:
+        return raw_file(*place) if place else self.cache
 
 
 def _closed(group: Group) -> Group:

@@ -101,8 +101,11 @@ class Opened:
                 shapes.append(item.shape)
         return rows_of(shapes)
 
-    def field(self, field: str) -> tuple[Field, Names]:
-        """Return (the field, the names of its classes if the file has them). field: name in the batch."""
+    def field(self, field: str, place: tuple[Any, str | None] | None = None) -> tuple[Field, Names]:
+        """Return (the field, the names of its classes if the file has them).
+
+        field: name in the batch. place: as `find` returns it, if it was called.
+        """
         key, name = argument(f"fields.{field}"), self.names[field]
         plain, part = parts_of(name) if self.meant else (name, "")
         where = f"{self.file.filename}: {plain} ({key})"
@@ -111,7 +114,7 @@ class Opened:
         if part == "classes":
             return self._classes(field, plain, where)
         with named(where):
-            item, member = find(self.file, self.group, plain, key, self.external)
+            item, member = place or find(self.file, self.group, plain, key, self.external)
             missing = self.fills.get(field, math.nan)
             apart = f"uns/{member}_categories"  # AnnData below 0.7
             if member is not None and self.kind == "anndata" and isinstance(self.file.get(apart), h5py.Dataset):
@@ -169,8 +172,8 @@ class Opened:
             self._lacking.append(found)
         return found, names
 
-    def _raw(self, name: str, key: str, found: tuple[Any, str | None] | None = None) -> Any:
-        how = (self.cache, self.swmr, self.external, self.encoding, found)
+    def _raw(self, name: str, key: str, place: tuple[Any, str | None] | None = None) -> Any:
+        how = (self.cache, self.swmr, self.external, self.encoding, place)
         return open_field(self.file, self.group, name, key, *how)
 
     def _dataset(self, item: h5py.Dataset, part: str, key: str, missing: float | str, where: str) -> tuple[Any, Names]:

@@ -151,7 +151,7 @@ class Fixed(Field):
         return made
 
     def of_file(self, path: str, identity: Identity, cache: ChunkCache) -> Fixed:
-        """Return a closed field opened, in its own file or in another one that has the same fields at the same places."""
+        """Return a closed field opened, in its own file or in another one with the same fields at the same places."""
         made, layout = copy.copy(self), self.layout
         assert layout is not None
         if (layout.path, layout.identity) != (path, identity):
@@ -178,7 +178,10 @@ class Fixed(Field):
     def _verify(self, dset: h5py.Dataset) -> None:
         """Compare some rows with those that h5py reads, because a wrong assumption about the format must stop the
         run."""
-        rows = np.unique([0, len(self) - 1, *np.random.default_rng(0).integers(len(self), size=2)])
+        some = [0, len(self) - 1]  # enough for a contiguous dataset, which has one position
+        if self.reason != "contiguous":
+            some += np.random.default_rng(0).integers(len(self), size=2).tolist()
+        rows = np.array(sorted(set(some)))
         if is_remote(dset.file.filename) or len(rows) * self.row_bytes > CHEAP:  # each row is a request, or large
             rows = rows[:1]
         self.reader.advise(rows)
@@ -372,15 +375,15 @@ def open_field(
     swmr: bool,
     external: str,
     encoding: str = UTF_8,
-    found: tuple[Any, str | None] | None = None,
+    place: tuple[Any, str | None] | None = None,
 ) -> Field:
     """Open the field `name` in `group`.
 
-    key: the config key for messages. encoding: of its strings. found: as `find` returns it, if it was called. Raise
+    key: the config key for messages. encoding: of its strings. place: as `find` returns it, if it was called. Raise
     ConfigError if the object cannot be a field.
     """
     with named(f"{file.filename}: {name} ({key})"):
-        item, member = found or find(file, group, name, key, external)
+        item, member = place or find(file, group, name, key, external)
         if isinstance(item, h5py.Group):
             if not {"values", "offsets"} <= set(item):
                 what = f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}"

@@ -174,7 +174,9 @@ def _full_size(dset: h5py.Dataset) -> int:
 def _damaged_index(dset: h5py.Dataset, corner: np.ndarray) -> str | None:
     shape, chunks = np.asarray(dset.shape, np.uint64), np.asarray(dset.chunks, np.uint64)
     unplaced = (corner >= shape).any() or (corner % chunks).any()
-    if unplaced or len(np.unique(corner, axis=0)) != len(corner) or len(corner) != dset.id.get_num_chunks():
+    grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
+    number = [] if unplaced else np.ravel_multi_index(tuple((corner // chunks).astype(np.int64).T), grid)
+    if unplaced or len(np.unique(number)) != len(corner) or len(corner) != dset.id.get_num_chunks():
         return "chunks that HDF5 lists in wrong places"
     return None
 

@@ -76,7 +76,7 @@ class RawFile:
         self._open()
 
     def __reduce__(self) -> Any:
-        return raw_file, (self.path, self.identity)
+        return RawFile, (self.path, self.identity)
 
     def _open(self) -> _Descriptor:
         """Return the descriptor, opened now if it was closed. Use `fd` only while the result is referenced."""
@@ -157,8 +157,8 @@ class RawFile:
             return False
 
 
-# the RawFiles with a descriptor, the first opened first; not kept alive. No lock, which another thread could hold during
-# a fork: each operation is atomic
+# the RawFiles with a descriptor, the first opened first; not kept alive. Without a lock, which another thread could
+# hold during a fork: each operation is atomic
 _opened: OrderedDict[int, weakref.ref[RawFile]] = OrderedDict()
 _files: weakref.WeakValueDictionary[tuple[int, str, Identity], RawFile] = weakref.WeakValueDictionary()
 

@@ -37,9 +37,7 @@ class _AsTheyAre:
         self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
 
-def copy_rows(
-    source: np.ndarray, offset: np.ndarray, size: int, out: np.ndarray, at: np.ndarray | None = None
-) -> None:
+def copy_rows(source: np.ndarray, offset: np.ndarray, size: int, out: np.ndarray, at: np.ndarray | None = None) -> None:
     """Copy `size` bytes at source[offset[k]] to out[k], or to out[at[k]]. source: (n,) uint8. out: (B, size) uint8."""
     if size >= 16384:
         places = range(len(offset)) if at is None else at.tolist()
@@ -98,8 +96,8 @@ class Mapped(_AsTheyAre):
 class MappedShards:
     """Copy rows of the mapped parts of a field, one in each shard, by their addresses in memory, all in one call.
 
-    starts: (shards + 1,) number of the first row of each shard. The cost of a row does not depend on the number of shards
-    that a batch touches.
+    starts: (shards + 1,) number of the first row of each shard. The cost of a row does not depend on the number of
+    shards that a batch touches.
     """
 
     def __init__(self, parts: Sequence[Mapped], starts: np.ndarray) -> None:
@@ -120,6 +118,8 @@ class MappedShards:
 
     def gather_into(self, rows: np.ndarray, of: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         """Copy row rows[k] of the field, which is in shard of[k], to out[k], or to out[at[k]]."""
+        if len(rows) == 0:
+            return
         chunk, inner = np.divmod(rows - self._starts[of], self._chunk_rows[of])
         offset = self._offset[self._first[of] + chunk] + inner * self._row_bytes
         copy_rows(self._memory, offset, self._row_bytes, out.reshape(len(out), -1).view(np.uint8), at)
@@ -132,8 +132,8 @@ class MappedShards:
 
 
 class _Span:
-    """All addresses from the first mapping to the end of the last one, as an array for NumPy. Only those within a mapping
-    may be read."""
+    """All addresses from the first mapping to the end of the last one, as an array for NumPy. Only those within a
+    mapping may be read."""
 
     def __init__(self, low: int, size: int, mapped: list[np.ndarray]) -> None:
         self.mapped = mapped  # stays mapped as long as this object exists
