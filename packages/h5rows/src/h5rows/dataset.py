@@ -254,7 +254,7 @@ class Dataset:
         """Return the bytes of all rows of this split, decoded."""
         places: list[tuple[int, np.ndarray | None]] = [(k, None) for k in range(len(self._starts) - 1)]
         if self._rows is not None:
-            places = [(k, local) for k, local, _ in _Rows(self._rows, self._starts).by_shard]
+            places = [(k, local) for k, local, _ in self._by_shard(self._rows)]
         return sum(shards[k].nbytes(local) for shards in self._fields.values() for k, local in places)
 
     @property
@@ -313,7 +313,7 @@ class Dataset:
 
     def _gather(self, rows: np.ndarray, out: dict[str, Tensor] | None, among: np.ndarray | None) -> dict[str, Tensor]:
         """Return a batch. among: positions in `out`; None: the first ones."""
-        part = _Rows(self._file_rows(rows), self._starts)
+        part = _ShardRows(self._file_rows(rows), self._starts)
         if self._ranged:
             with self._ranged[0].in_haste():
                 self._advise(part)
@@ -347,7 +347,7 @@ class Dataset:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_together", "_shard_files")}
 
-    def _of_any_length(self, field: str, part: _Rows) -> dict[str, Any]:
+    def _of_any_length(self, field: str, part: _ShardRows) -> dict[str, Any]:
         samples: list[Any] = [None] * len(part.rows)
         for shard, local, at in part.by_shard:
             read = self._fields[field][shard].read(local)
@@ -358,7 +358,7 @@ class Dataset:
         return _padded(field, samples, *self.spec[field])
 
     def _of_fixed_shape(
-        self, field: str, size: int, part: _Rows, out: dict[str, Tensor] | None, among: np.ndarray | None
+        self, field: str, size: int, part: _ShardRows, out: dict[str, Tensor] | None, among: np.ndarray | None
     ) -> Tensor:
         shape, dtype = self.spec[field]
         target = torch.empty((size, *shape), dtype=dtype) if out is None else out[field][:size]
@@ -374,9 +374,9 @@ class Dataset:
 
     def advise(self, rows: np.ndarray) -> None:
         """Ask the operating system to read these rows into memory in the background, unless they are there."""
-        self._advise(_Rows(self._file_rows(rows), self._starts))
+        self._advise(_ShardRows(self._file_rows(rows), self._starts))
 
-    def _advise(self, part: _Rows) -> None:
+    def _advise(self, part: _ShardRows) -> None:
         for field, shards in self._fields.items():
             if field in self._together and self._together[field].in_memory(part.rows, part.of):
                 continue
@@ -385,7 +385,7 @@ class Dataset:
 
     def where(self, row: int) -> str:
         """Return the row number in the file, and the file, of a row of the split, as text for messages."""
-        ((shard, local, _),) = _Rows(self._file_rows(np.array([row])), self._starts).by_shard
+        ((shard, local, _),) = self._by_shard(self._file_rows(np.array([row])))
         return f"row {int(local[0])} of {self._files[shard]}"
 
     def find_non_finite(self) -> str | None:
@@ -467,8 +467,11 @@ class Dataset:
             raise IndexError(f"row numbers {rows.min()} to {rows.max()} are out of range for {self._size} rows")
         return rows if self._rows is None else self._rows[rows]
 
+    def _by_shard(self, rows: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray | None]]:
+        return _ShardRows(rows, self._starts).by_shard
 
-class _Rows:
+
+class _ShardRows:
     """Rows of all files, divided by shard. rows: (B,) int64 numbers. starts: (shards + 1,) number of each shard's first
     row."""
 
