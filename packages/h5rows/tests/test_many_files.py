@@ -44,8 +44,8 @@ def folder_of(path: Path, count: int, sizes: int = 1, **more: Any) -> str:
     return str(path / "*.h5")
 
 
-def data_of(path: str, splits: Sequence[str] = SPLITS) -> dict[str, Any]:
-    return {"path": path, "fields": FIELDS, "splits": {split: {"group": split} for split in splits}}
+def data_of(path: str, splits: Sequence[str] = SPLITS, decode: bool = False) -> dict[str, Any]:
+    return {"path": path, "fields": FIELDS, "splits": {split: {"group": split} for split in splits}, "decode": decode}
 
 
 def by_h5py(path: str, split: str) -> dict[str, np.ndarray]:
@@ -90,14 +90,15 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["mapped", "chunks", "h5py"])
 @pytest.mark.parametrize("splits", [1, 2, 3])
+@pytest.mark.parametrize("decode", [False, True])
 def test_each_file_is_opened_once_before_the_first_batch(
-    splits: int, kind: str, tmp_path: Path, opens: list[str]
+    decode: bool, splits: int, kind: str, tmp_path: Path, opens: list[str]
 ) -> None:
     """By the probe, which the config calls twice, and by all splits; however many files there are."""
-    for count in (1, 10, 100 if (splits, kind) == (2, "mapped") else 20):
+    for count in (1, 10, 100 if (splits, kind, decode) == (2, "mapped", True) else 12):
         forget()
         path = folder_of(tmp_path / str(count), count, count, splits=SPLITS[:splits], kind=kind)
-        data = data_of(path, SPLITS[:splits])
+        data = data_of(path, SPLITS[:splits], decode)
         del opens[:]
         for _ in range(2):
             assert (sample_shape(data, "x"), num_outputs(data, "y")) == ([5], 4)
@@ -111,12 +112,13 @@ def test_each_file_is_opened_once_before_the_first_batch(
         assert len(made[0]) == sum(3 + k % count for k in range(count))
 
 
-def test_of_files_with_equal_structure_one_is_opened(tmp_path: Path, opens: list[str]) -> None:
+@pytest.mark.parametrize("decode", [False, True])
+def test_of_files_with_equal_structure_one_is_opened(decode: bool, tmp_path: Path, opens: list[str]) -> None:
     for count in (10, 40):
         forget()
         path = folder_of(tmp_path / str(count), count)
         del opens[:]
-        data = data_of(path)
+        data = data_of(path, decode=decode)
         assert num_outputs(data, "y") == 4
         for split in SPLITS:
             Dataset(**data, split=split)

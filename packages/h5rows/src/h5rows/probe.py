@@ -136,9 +136,9 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
 def _described(data: Mapping[str, Any], paths: list[str], group: str) -> Iterator[Group]:
     """Yield the group of each file, which the data sets need later, too; nothing from the first file on that cannot be
     opened in this way, because reading the one field raises the error, or there is none in it."""
-    if data.get("swmr") or data.get("decode") or any(map(is_remote, paths)):
+    if data.get("swmr") or any(map(is_remote, paths)):
         return
-    more = {name: data[name] for name in ("external", "missing", "encoding") if data.get(name) is not None}
+    more = {name: data[name] for name in ("external", "decode", "missing", "encoding") if data.get(name) is not None}
     with suppress(ConfigError):
         yield from groups_of_files(paths, group, how(data["fields"], _groups(data), **more), ChunkCache(0))
 

@@ -24,6 +24,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from h5rows.conventions.cf import packing_of
 from h5rows.conventions.opening import Names, Opened
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.copies import open_file
@@ -54,10 +55,10 @@ class How:
     encoding: str = "utf-8"
     cache_gb: float | None = None
 
-    def open(self, file: h5py.File, group: str, cache: ChunkCache) -> Opened:
-        """Open a group of an open file."""
+    def open(self, file: h5py.File, group: str, cache: ChunkCache, kind: str | None = None) -> Opened:
+        """Open a group of an open file. kind: of the file; None: detect it."""
         missing = dict(self.missing) if isinstance(self.missing, tuple) else self.missing
-        decoding = (self.decode, missing, self.groups, None, self.encoding)
+        decoding = (self.decode, missing, self.groups, kind, self.encoding)
         return Opened(file, group, dict(self.fields), cache, self.swmr, self.external, *decoding)
 
 
@@ -189,14 +190,15 @@ def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mappin
     """Open a file; return its group, and remember it with those of the other splits."""
     with open_file(path) as file:
         state = _state(os.stat(file.id.get_vfd_handle()))
-        made = _group(how.open(file, group, cache))
+        opened = how.open(file, group, cache)
+        made = _group(opened)
         before = _files.get((path, how))
         groups = dict(before.groups) if before is not None and before.state == state else {}
         with suppress(*_DAMAGED):
             groups[group] = _closed(made)
         for other in how.groups:
             with suppress(*_DAMAGED):  # the error is raised when that split is opened
-                if other not in groups and (plain := _plain_group(file, other, how)) is not None:
+                if other not in groups and (plain := _plain_group(file, other, how, opened.kind)) is not None:
                     groups[other] = _closed(plain)
         if groups:
             _files.put(path, how, _File(state, groups), sum(map(_nbytes, groups.values())))
@@ -214,14 +216,16 @@ def _group(opened: Opened) -> Group:
     return Group(fields, opened.rows_without_value(), opened.fills, opened.num_classes)
 
 
-def _plain_group(file: h5py.File, group: str, how: How) -> Group | None:
+def _plain_group(file: h5py.File, group: str, how: How, kind: str) -> Group | None:
     """Return a group if all its fields are datasets of numbers, whose description reads no values; otherwise None."""
-    if how.decode:
+    opened, places = how.open(file, group, ChunkCache(0), kind), {}
+    if kind != "plain" or any(fill == fill for fill in opened.fills.values()):
         return None
-    opened, places = how.open(file, group, ChunkCache(0)), {}
     for field, name in how.fields:
         item, member = places[field] = find(file, group, name, argument(f"fields.{field}"), how.external)
         if not isinstance(item, h5py.Dataset) or member is not None or item.dtype.kind not in "biufc":
+            return None
+        if how.decode and (packing_of(item, False) is not None or "categories" in item.attrs):
             return None
     fields = {field: opened.field(field, place) for field, place in places.items()}
     return Group(fields, None, opened.fills, opened.num_classes)

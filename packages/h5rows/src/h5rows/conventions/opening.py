@@ -132,7 +132,7 @@ class Opened:
         if missing == DROP and isinstance(found, Unpacked) and found.packing.masks:
             self._lacking.append(found)
         stated, number = classes_of(item, self.encoding)
-        if number != UNREADABLE:
+        if number != UNREADABLE and self.kind == "plain":
             self.num_classes[field] = number
         return found, names or stated
 

@@ -107,6 +107,7 @@ class Held:
 
     def __init__(self, path: str, swmr: bool) -> None:
         self.path, self.swmr = path, swmr
+        self.users = 0  # threads that read with it
         self.file = _open(path, swmr)
         self.identity = identity(self.file)
 
@@ -141,13 +142,20 @@ def hold(path: str, swmr: bool) -> Held:
         _close_held(key[1])
         held = _held.get(key)
         if held is None or not held.file:
-            while len(_order) >= most_open():
-                (oldest, _) = _order.popitem(last=False)
-                if oldest[0] == os.getpid() and (first := _held.get(oldest)) is not None:
-                    first.file.close()
+            _make_room()
             held = _held[key] = Held(path, swmr)
             _order[key] = None
         return held
+
+
+def _make_room() -> None:
+    """Close the handles of this process that were opened first and are not used now, if there are too many."""
+    for key in list(_order)[: max(0, len(_order) + 1 - most_open())]:
+        first = _held.get(key) if key[0] == os.getpid() else None
+        if first is None or not first.users:
+            del _order[key]
+        if first is not None and not first.users:
+            first.file.close()
 
 
 def _close_held(path: str | None) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import h5py
 import numpy as np
+from h5py._objects import phil
 
 from h5rows.errors import ConfigError, argument
 from h5rows.reading import filters
@@ -253,15 +255,25 @@ class ThroughH5py:
         if self._handles.get(os.getpid(), (self, None))[0] is None:
             del self._handles[os.getpid()]
 
-    def _dataset(self) -> Any:
-        held, dset = self._handles.get(os.getpid(), (None, None))
-        if not dset:  # not opened yet, or closed by `hold`
-            held = hold(self.path, self.swmr)
-            check_same(self.path, self.identity, held.identity, self.swmr)
-            dset = held.file[self.name]
-            filters.load_plugins(dset)
-            self._handles[os.getpid()] = held, dset
-        return dset
+    @contextmanager
+    def _dataset(self) -> Iterator[Any]:
+        """Open the dataset; its handle is not closed for others in this block."""
+        with phil:
+            held, dset = self._handles.get(os.getpid(), (None, None))
+            if not dset:  # not opened yet, or closed by `hold`
+                held = hold(self.path, self.swmr)
+                check_same(self.path, self.identity, held.identity, self.swmr)
+                dset = held.file[self.name]
+                filters.load_plugins(dset)
+                self._handles[os.getpid()] = held, dset
+            if held is not None:
+                held.users += 1
+        try:
+            yield dset
+        finally:
+            if held is not None:
+                with phil:
+                    held.users -= 1
 
     def _check(self, dset: Any) -> None:
         check_same(self.path, self.identity, identity(dset.file), self.swmr)
@@ -271,13 +283,13 @@ class ThroughH5py:
         for attempt in range(3):
             dset = None
             try:
-                dset = self._dataset()
-                self._check(dset)
-                try:
-                    self._read(dset, rows, out, at)
-                finally:
-                    if dset:  # also after an error: a changed file may be its reason
-                        self._check(dset)
+                with self._dataset() as dset:
+                    self._check(dset)
+                    try:
+                        self._read(dset, rows, out, at)
+                    finally:
+                        if dset:  # also after an error: a changed file may be its reason
+                            self._check(dset)
                 return
             except ConfigError:
                 raise
