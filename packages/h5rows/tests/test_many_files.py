@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -203,12 +204,15 @@ def test_a_recent_file_is_not_remembered(tmp_path: Path, opens: list[str]) -> No
         assert len(opens) == count
 
 
-def test_a_file_that_is_being_written_is_refused_as_before(tmp_path: Path) -> None:
-    path = folder_of(tmp_path / "set", 3)
-    with h5py.File(tmp_path / "set" / "0001.h5", "r+") as file:
-        file["train/x"][0] = 1
-        os.utime(tmp_path / "set" / "0001.h5", ns=(OLD, OLD))
-        with pytest.raises(ConfigError, match=r"open for writing|being written"):
+@pytest.mark.parametrize("how", ["flag", "lock"])
+def test_a_file_that_is_being_written_is_refused_as_before(how: str, tmp_path: Path) -> None:
+    """Whether its writer says so in its header, or by a lock only."""
+    path, second = folder_of(tmp_path / "set", 3), tmp_path / "set" / "0001.h5"
+    with h5py.File(second, "r+") if how == "flag" else second.open("rb") as file:
+        if how == "lock":
+            fcntl.flock(file, fcntl.LOCK_EX)
+        os.utime(second, ns=(OLD, OLD))
+        with pytest.raises(ConfigError, match=r"0001\.h5.* open for writing"):
             Dataset(**data_of(path), split="train")
 
 
