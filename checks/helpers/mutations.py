@@ -231,8 +231,6 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "packages/h5rows/tests/test_many_files.py::test_a_file_with_another_structure_is_not_taken_for_an_equal_one[swapped]"),
     ("h5rows/conventions/described.py", "if abs(time.time_ns() - known.state[3]) < _RECENT_NS:", "if False:",
      "packages/h5rows/tests/test_many_files.py::test_a_recent_file_is_not_remembered"),
-    ("h5rows/conventions/described.py", "if not file.unlocked() or any(", "if any(",
-     "packages/h5rows/tests/test_many_files.py::test_a_file_that_is_being_written_is_refused_as_before[lock]"),
     ("h5rows/reading/raw.py", "while len(_opened) >= most_open():", "while False:",
      "packages/h5rows/tests/test_many_files.py::test_more_files_than_descriptors[mapped]"),
     ("h5rows/reading/opening.py", "            _make_room()\n", "",

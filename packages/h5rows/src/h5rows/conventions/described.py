@@ -175,10 +175,11 @@ def _remembered(path: str, group: str, how: How, cache: ChunkCache) -> Group | N
 
 
 def _is_alike(path: str, identity: Identity, alike: _Alike) -> bool:
-    """Return True if a file has the same bytes as another one outside of the values, and no program writes it."""
+    """Return True if a file has the same bytes as another one outside of the values. Among them is HDF5's mark of a file
+    that is open for writing."""
     try:
         file = raw_file(path, identity)
-        if not file.unlocked() or any(file.read(len(part), offset) != part for offset, part in alike.parts):
+        if any(file.read(len(part), offset) != part for offset, part in alike.parts):
             return False
         file.check()
     except (ConfigError, OSError):  # HDF5 raises the error

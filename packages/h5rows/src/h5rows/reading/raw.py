@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import threading
@@ -105,16 +104,6 @@ class RawFile:
             raise _removed(self.path) from None
         if now.st_size != size or now.st_mtime_ns != mtime or now.st_ino != inode or now.st_dev != device:
             check_same(self.path, self.identity, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns))
-
-    def unlocked(self) -> bool:
-        """Return True if HDF5 could lock the file to read it: no program has it open for writing."""
-        held = self._open()
-        try:
-            fcntl.flock(held.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.flock(held.fd, fcntl.LOCK_UN)
-        except OSError:
-            return False
-        return True
 
     def map(self) -> np.ndarray:
         """Return all bytes as a read-only array."""
