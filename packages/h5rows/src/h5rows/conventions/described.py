@@ -175,7 +175,7 @@ def _remembered(path: str, group: str, how: How, cache: ChunkCache) -> Group | N
 
 
 def _is_alike(path: str, identity: Identity, alike: _Alike) -> bool:
-    """Return True if a file has the same bytes as another one outside of the values. Among them is HDF5's mark of a file
+    """Return True if a file has the same bytes as another one outside of the values, among them HDF5's mark of a file
     that is open for writing."""
     try:
         file = raw_file(path, identity)
