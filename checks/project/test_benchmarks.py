@@ -55,6 +55,7 @@ SMALL = {
     "benchmarks/read_files.py": "{} --quick",
     "benchmarks/read_gather.py": "{} --quick",
     "benchmarks/read_meaning.py": f"{{}} {ONE}",
+    "benchmarks/read_splits.py": "--rows 1e5 --field 1e4",
     "benchmarks/read_tokens.py": "{} --quick",
     "benchmarks/read_parquet.py": f"{ONE} --rows 2048 --most 0.2",
     "benchmarks/remote.py": f"{{}} {ONE} --megabytes 4",

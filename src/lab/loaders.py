@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from h5rows.integration import reading_once
 from lab.config import Config
 from lab.groups import mixed_parts
-from lab.h5_errors import h5_mistakes
+from lab.h5_errors import h5_mistakes, splits_of
 from lab.options import TrainerConfig
 from lab.project import PROJECT
 from lab.tasks.base import Batch, Task
@@ -73,7 +74,7 @@ def make_dataset(config: Config, split: str) -> Any:
         return None
     fetch_remote(node, note_progress)  # already local, except on other machines
     # random numbers drawn by its __init__ are equal on all ranks, after a resume and in `evaluate`
-    with drawing(sample_seed(config, split) if _rules(config) >= 2 else None):
+    with drawing(sample_seed(config, split) if _rules(config) >= 2 else None), splits_of(_rules(config)):
         dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)
@@ -135,7 +136,8 @@ def make_datasets(config: Config) -> dict[str, Any]:
     """Return {split: data set} for all splits that are not null. Raise ConfigError if there is no split train."""
     named = config.dataset.get("splits")  # otherwise the data set has another argument of this name
     splits = [*dict.fromkeys(["train", "val", "test", *(named if isinstance(named, Mapping) else ())])]
-    sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
+    with reading_once():
+        sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
     if "train" not in sets:
         raise ConfigError("data.splits.train=null: there is no training data - name the group that contains it")
     if isinstance(sets["train"], Stream):

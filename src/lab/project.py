@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
-from lab.h5_errors import h5_mistakes
+from lab.h5_errors import h5_mistakes, splits_of
 from samebits.config import quote_value
 from samebits.errors import ConfigError
 from samebits.project import Project
@@ -46,7 +46,8 @@ def missing_columns(field: str, _parent_: Any) -> list[int]:
 
     with _about_data(data):
         own = ("_target_", *(one.name for one in fields(DataConfig)))
-        with closing(Dataset(**{key: plain(data[key]) for key in data if key not in own}, split="train")) as rows:
+        arguments = {key: plain(data[key]) for key in data if key not in own}
+        with splits_of(data._get_root().get("rules", 1)), closing(Dataset(**arguments, split="train")) as rows:
             return rows.columns_with_nan(field)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 from common import NEEDS_GPT, QUICK
 from omegaconf import OmegaConf
 
+import h5rows
+from h5rows.integration import rows_in_share, split_version
+from lab.config import Config
+from lab.loaders import make_dataset, make_datasets
 from lab.program import PROGRAM
 from lab.restore import score_checkpoint
 from samebits.errors import ConfigError
@@ -136,3 +141,52 @@ def test_ranks_score_alike(tmp_path: Path) -> None:
     resume_run(three)
     assert {"val/loss", "val_hard/loss", "test/loss"} <= scores(one).keys()
     assert scores(three) == pytest.approx(scores(one), rel=1e-6)
+
+
+@pytest.mark.parametrize("rules", [1, 2, 3])
+def test_a_run_keeps_the_rule_of_its_splits(tmp_path: Path, rules: int) -> None:
+    """rules=2 chooses the rows that 0.2 chose, rules=3 those of today: of data=h5, of a part of data=mixed, and for the
+    columns that FillMissing adds, which are found while the config is composed."""
+    size, x = 3000, np.zeros((3000, 2), dtype=np.float32)
+    with split_version(1):
+        old = rows_in_share(None, size, [0, 0.8], "rows")
+    new = rows_in_share(None, size, [0, 0.8], "rows")
+    x[np.setdiff1d(old, new)[0], 0] = x[np.setdiff1d(new, old)[0], 1] = np.nan
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"], file["row"] = x, np.arange(size) % 3, np.arange(size)
+    keys = (f"path={tmp_path / 'a.h5'}", "fields={x: x, y: y}", "split_ratio=80/10/10")
+    alone = compose(
+        *(f"data.{key}" for key in keys), "+data.fields.row=row", "data/transforms=[to_float,missing]", f"rules={rules}"
+    )
+    assert alone.data.transforms.missing.columns == [int(rules == 3)]
+    parts = ("data=mixed", "+data@data.parts.a=h5", "+data.weights.a=1", f"rules={rules}")
+    mixed = compose(*parts, *(f"data.parts.a.{key}" for key in keys), "+data.parts.a.fields.row=row")
+    for data in (make_dataset(Config.of(alone), "train"), make_dataset(Config.of(mixed), "train").parts["a"]):
+        assert np.array_equal(data.column("row"), new if rules == 3 else old)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that began with rules=2 and breaks off goes on with the rows of its splits."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.random.default_rng(0).standard_normal((3000, 4), dtype=np.float32)
+        file["y"] = np.arange(3000) % 3
+    run = (*QUICK, f"data.path={tmp_path / 'a.h5'}", "data.fields={x: x, y: y}", "data.split_ratio=80/10/10", "rules=2")
+    run = (*run, "trainer.max_steps=8", "trainer.eval_every=2", "trainer.save_every=3")
+    whole = start_run(tmp_path / "run", *run)
+    assert_undisturbed(broken_off(tmp_path / "broken", monkeypatch, [5], *run), whole)
+    other = start_run(tmp_path / "other", *run, "rules=3")
+    assert values(other, "val/loss") != values(whole, "val/loss")
+
+
+def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"], file["patient"] = np.zeros((300, 2)), np.arange(300) % 3, np.arange(300) % 50
+    keys = (f"data.path={tmp_path / 'a.h5'}", "data.fields={x: x, y: y}", "data.split_ratio=80/10/10")
+    config = Config.of(compose(*keys, "data.split_by=patient"))
+    reads: list[str] = []
+    dataset: Any = inspect.getmodule(h5rows.Dataset)
+    own = dataset.column_of
+    monkeypatch.setattr(dataset, "column_of", lambda *given: (reads.append(given[2]), own(*given))[1])
+    sets = make_datasets(config)
+    assert (sum(map(len, sets.values())), reads) == (300, ["patient"])

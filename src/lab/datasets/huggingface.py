@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from h5rows.integration import rows_in_share
+from h5rows.integration import share_of_rows
 from lab.datasets.columns import Columns, flattened, missing_rule, sorted_classes
 from lab.h5_errors import h5_methods
 from samebits.errors import ConfigError
@@ -53,14 +53,14 @@ class HuggingFace:
         self.columns = columns = source.columns(fields, missing_rule(missing))
         self.spec, self.class_names = columns.spec, columns.class_names | source.labels(columns)
         self._table, self._where = source.splits[of].select_columns(columns.names).with_format("arrow"), f"{path}, {of}"
-        self._rows: np.ndarray | None = None
+        self._rows: Any = None  # rows[positions] are rows of the table; None: all
         if (share := entry.get("rows")) is not None:
             if not isinstance(share, Sequence) or not all(isinstance(bound, (int, float)) for bound in share):
                 raise ConfigError(f"{key}.rows={share}: must be two shares, such as [0, 0.9], or null")
             by = entry.get("by") or "random"
             if by not in ("random", "blocks"):
                 raise ConfigError(f"{key}.by={by}: must be random or blocks")
-            self._rows = rows_in_share(None, len(self._table), share, f"{key}.rows", by)
+            self._rows = share_of_rows(len(self._table), share, f"{key}.rows", by)
         if not len(self):
             raise ConfigError(f"{key}: is empty in {self._where}; give a larger range, or null")
 

@@ -17,6 +17,7 @@ Imports numpy and h5py, torch only to make batches, and nothing of the programs 
 
     dataset, reading/       files -> batches
     selection               the rows of a split: shares, folds of a cross-validation
+    row_sets                row numbers of a split, without an array of them
     probe                   shapes and number of classes of a file, without torch
     conventions/            conventions of MATLAB, netCDF, AnnData and others; suggestions for the fields x and y
     functions               the Python functions `write`, `pack`, `repack`, `inspect`

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -32,9 +32,13 @@ from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import MappedShards
-from h5rows.selection import check_folds, fold_rows, rows_in_share
+from h5rows.reading.shared import coded, once
+from h5rows.row_sets import RowSet, rows_of_shards, rows_within
+from h5rows.selection import check_folds, fold_rows, groups_in_share, share_of_rows
 
-_LOOKED_AT = 256 << 20  # bytes
+_LOOKED_AT, _ROWS_AT_ONCE = 256 << 20, 1 << 20  # bytes; row numbers
+# (name in the file, name of the argument) -> distinct values, and the index in them of each row
+_Column = Callable[[str, str], tuple[np.ndarray, np.ndarray]]
 EXAMPLE = {"x": "image", "y": "label"}
 
 
@@ -125,9 +129,8 @@ class Dataset:
         named = {field: name for field, name in fields.items() if name is not None}
         self._open: dict[str, list[Field]] | None = {field: [] for field in named}
         self.class_names: dict[str, list[str]] = {}  # only fields whose classes have names in the file
-        index: list[tuple[int, np.ndarray | range]] = []  # for each shard: number of its first row; its selected rows
-        restricted, starts = False, [0]
-        dropped, lacking = 0, ""
+        index: list[np.ndarray | range] = []  # selected rows of each shard
+        starts, dropped, lacking = [0], 0, ""
         if not named:
             raise ConfigError(f"{argument('fields')} is empty: give at least one, such as {as_typed(EXAMPLE)}")
         self._files = files = files_of(path) if cache_gb is None else names_of(path)
@@ -154,52 +157,23 @@ class Dataset:
                 key = argument(f"splits.{split}.index")
                 with open_file(file_name, swmr, cache_gb) as file:
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
-            if (lacks := opened.lacks) is not None:
-                kept = np.asarray(chosen, dtype=np.int64)
-                chosen = kept[~lacks[kept]]
-                dropped += len(kept) - len(chosen)
+            if (lacks := opened.lacks) is not None and lacks.any():
+                before = len(chosen)
+                chosen = np.flatnonzero(~lacks) if isinstance(chosen, range) else chosen[~lacks[chosen]]
+                dropped += before - len(chosen)
                 lacking = " or ".join(field for field in named if opened.fills.get(field) == "drop")
-            restricted |= len(chosen) < rows or entry.get("index") is not None
-            index.append((starts[-1], chosen))
+            index.append(chosen)
             starts.append(starts[-1] + rows)
         self._starts = np.asarray(starts, dtype=np.int64)
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
-        self._rows = np.concatenate([start + np.asarray(rows) for start, rows in index]) if restricted else None
-        self._size = starts[-1] if self._rows is None else len(self._rows)
-        key, by = argument(f"splits.{split}"), entry.get("by") or "random"
+        # rows[positions] are rows of the files; None: all
+        self._rows: RowSet | np.ndarray | None = rows_of_shards(index, starts[:-1])
 
-        def column(name: str, key: str) -> np.ndarray:  # values (N,) of the rows selected so far
-            how = (entry["group"], name, key, external, cache_gb, encoding, swmr)
-            parts = [column_of(file, *how) for file in files]
-            sizes = np.diff(self._starts)
-            parts = [part[:rows] if swmr else part for part, rows in zip(parts, sizes)]  # a file may grow meanwhile
-            for file_name, part, rows in zip(files, parts, sizes):
-                if len(part) != rows:
-                    raise ConfigError(
-                        f"{key}={name}: has {len(part):,} values in {file_name}, but there are {rows:,} rows"
-                    )
-            values = np.concatenate(parts)
-            return values if self._rows is None else values[self._rows]
+        def column(name: str, key: str) -> tuple[np.ndarray, np.ndarray]:
+            return self._column(name, key, (entry["group"], external, cache_gb, encoding, swmr))
 
-        if entry.get("rows") is not None:
-            kinds = None if by in ("random", "blocks") else column(by, f"{key}.by")
-            seed = entry.get("seed") or 0
-            self._rows = rows_in_share(self._rows, starts[-1], entry["rows"], f"{key}.rows", by, seed, kinds)
-            self._size = len(self._rows)
-        if (part := entry.get("fold")) is not None and self._size:
-            if folds is None or fold is None:
-                raise ConfigError(
-                    f"{key}.fold={part}: has no effect without {argument('folds')}; set {argument('folds')} and "
-                    f"{argument('fold')}"
-                )
-            if self._rows is not None and len(np.unique(self._rows)) < len(self._rows):
-                what = f"{argument('folds', folds)}: {argument(f'splits.{split}.index')} has the same row twice"
-                raise ConfigError(f"{what}, which could be in two folds; remove it there")
-            kinds = None if by in ("random", "blocks") else column(by, f"{key}.by")
-            classes = None if stratify_by is None else column(stratify_by, argument("stratify_by"))
-            of = fold_rows(self._size, folds, fold_repeat, by, kinds, classes, stratify_by or "")
-            inside = np.flatnonzero((of == fold) == (part == "val"))
-            self._rows = inside if self._rows is None else self._rows[inside]
+        self._choose_share(entry, split, column)
+        self._choose_fold(entry, split, column, folds, fold, fold_repeat, stratify_by)
         self._size = starts[-1] if self._rows is None else len(self._rows)
         if self._size == 0:
             remedy = f"set it to {as_typed(None)} if there is no such split"
@@ -210,6 +184,70 @@ class Dataset:
                 raise ConfigError(f"{path}: {split} has no rows to read")
             raise ConfigError(f"{argument(f'splits.{split}')} has no rows in {path}; {remedy}")
         self._cache_bytes = cache.max_bytes
+
+    def _choose_share(self, entry: Mapping[str, Any], split: str, column: _Column) -> None:
+        """Keep the share `rows` of an entry of `splits`."""
+        if entry.get("rows") is None:
+            return
+        by, seed, key = entry.get("by") or "random", entry.get("seed") or 0, argument(f"splits.{split}")
+        size = int(self._starts[-1]) if self._rows is None else len(self._rows)
+        if by not in ("random", "blocks"):
+            share: RowSet | np.ndarray = groups_in_share(column(by, f"{key}.by")[1], entry["rows"], f"{key}.rows", seed)
+        else:
+            share = share_of_rows(size, entry["rows"], f"{key}.rows", by, seed)
+        self._rows = share if self._rows is None else rows_within(self._rows, share)
+
+    def _choose_fold(
+        self,
+        entry: Mapping[str, Any],
+        split: str,
+        column: _Column,
+        folds: int | None,
+        fold: int | None,
+        repeat: int,
+        stratify_by: str | None,
+    ) -> None:
+        """Keep the rows of one fold, or of all other folds, if an entry of `splits` has `fold`."""
+        size = int(self._starts[-1]) if self._rows is None else len(self._rows)
+        if (part := entry.get("fold")) is None or not size:
+            return
+        by, key = entry.get("by") or "random", argument(f"splits.{split}")
+        if folds is None or fold is None:
+            raise ConfigError(
+                f"{key}.fold={part}: has no effect without {argument('folds')}; set {argument('folds')} and "
+                f"{argument('fold')}"
+            )
+        pool = None if self._rows is None else np.asarray(self._rows)
+        if pool is not None and len(np.unique(pool)) < len(pool):
+            what = f"{argument('folds', folds)}: {argument(f'splits.{split}.index')} has the same row twice"
+            raise ConfigError(f"{what}, which could be in two folds; remove it there")
+        kinds = None if by in ("random", "blocks") else column(by, f"{key}.by")[1]
+        names, of_class = (None, None) if stratify_by is None else column(stratify_by, argument("stratify_by"))
+        classes = None if names is None else names[of_class]
+        of = fold_rows(size, folds, repeat, by, kinds, classes, stratify_by or "")
+        inside = np.flatnonzero((of == fold) == (part == "val"))
+        self._rows = inside if pool is None else pool[inside]
+
+    def _column(self, name: str, key: str, how: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return (distinct values, the index in them of each row that is chosen so far) of a dataset in the file.
+
+        key: the name of the argument in messages. how: the group, and how files are opened.
+        """
+        group, external, cache_gb, encoding, swmr = how
+
+        def read() -> tuple[np.ndarray, np.ndarray]:
+            parts, sizes = [], np.diff(self._starts)
+            for file, rows in zip(self._files, sizes):
+                values = column_of(file, group, name, key, external, cache_gb, encoding, swmr)
+                values = values[:rows] if swmr else values  # the file may grow meanwhile
+                if len(values) != rows:
+                    what = f"{key}={name}: has {len(values):,} values in {file}"
+                    raise ConfigError(f"{what}, but there are {rows:,} rows")
+                parts.append(values)
+            return coded(np.concatenate(parts))
+
+        distinct, codes = once(self._files, ("column", group, name, encoding), read, swmr, external)
+        return distinct, codes if self._rows is None else codes[np.asarray(self._rows)]
 
     def _common_length(self, path: str) -> int:
         rows = {field: len(shards[-1]) for field, shards in self._fields.items()}
@@ -252,10 +290,18 @@ class Dataset:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all rows of this split, decoded."""
-        places: list[tuple[int, np.ndarray | None]] = [(k, None) for k in range(len(self._starts) - 1)]
-        if self._rows is not None:
-            places = [(k, local) for k, local, _ in self._by_shard(self._rows)]
-        return sum(shards[k].nbytes(local) for shards in self._fields.values() for k, local in places)
+        return sum(self._bytes_of(field, shards) for field, shards in self._fields.items())
+
+    def _bytes_of(self, field: str, shards: list[Field]) -> int:
+        if self._rows is None:
+            return sum(shard.nbytes(None) for shard in shards)
+        if not shards[0].text and -1 not in self.spec[field][0]:
+            return self._size * shards[0].row_bytes
+        total = 0
+        for begin in range(0, self._size, _ROWS_AT_ONCE):
+            rows = self._rows[np.arange(begin, min(begin + _ROWS_AT_ONCE, self._size))]
+            total += sum(shards[k].nbytes(local) for k, local, _ in self._by_shard(rows))
+        return total
 
     @property
     def ahead_bytes(self) -> int:
@@ -406,7 +452,7 @@ class Dataset:
     def column(self, field: str) -> np.ndarray:
         """Return all values of a field, by row. For strings and samples that differ in length, return the lengths."""
         values = np.concatenate([shard.column() for shard in self._fields[field]])
-        return values if self._rows is None else values[self._rows]
+        return values if self._rows is None else values[np.asarray(self._rows)]
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
         """Return one sample in its own length, or the batch of several rows, like `gather`.

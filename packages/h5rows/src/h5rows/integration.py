@@ -9,7 +9,9 @@ Errors: ConfigError. It names an argument as the program's user writes it: set `
 arguments are keys of `data`.
 
     sample_shape, num_outputs, suggestion         of a file: shape of a sample, number of outputs, suggested x and y
-    shares_of, fold_splits, split_of, rows_in_share   the rows of a split
+    shares_of, fold_splits, split_of              the splits of a file, and the entry of one of them
+    share_of_rows, rows_in_share, split_version   the rows of a split, and the version of the rule that chooses them
+    reading_once                                  read a column once for all splits
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
     fetch                                         download all remote files
     PackOptions, open_source, FileSource          a source of samples as `pack` reads it
@@ -39,8 +41,11 @@ if TYPE_CHECKING:
     from h5rows.reading.opening import split_of as split_of
     from h5rows.reading.raw import ChunkCache as ChunkCache
     from h5rows.reading.remote import fetch as fetch
+    from h5rows.reading.shared import reading_once as reading_once
+    from h5rows.row_sets import split_version as split_version
     from h5rows.selection import fold_splits as fold_splits
     from h5rows.selection import rows_in_share as rows_in_share
+    from h5rows.selection import share_of_rows as share_of_rows
 
 __getattr__ = lazy_getattr(__name__, __file__)
 

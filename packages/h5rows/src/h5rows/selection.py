@@ -14,6 +14,30 @@ import numpy as np
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import shares_of, split_of
+from h5rows.reading.shared import coded
+from h5rows.row_sets import Block, RandomShare, RowSet, hashed, version_of_splits
+
+_AN_ARRAY = 1 << 16  # a share of so few rows is an array, which takes no more memory than the tables and is faster
+
+
+def share_of_rows(
+    size: int, bounds: Sequence[float], key: str, by: str = "random", seed: int = 0
+) -> RowSet | np.ndarray:
+    """Return the share [begin, end] of `size` rows after a fixed shuffling, in ascending order: an object with len()
+    whose [positions] are row numbers. Its memory does not grow with `size`, except with split_version(1).
+
+    by="blocks": do not shuffle. key: the name of the argument in messages.
+    """
+    _check_bounds(bounds, key)
+    begin, end = (round(bound * size) for bound in bounds)
+    if by == "blocks" or begin == end:
+        return Block(begin, end)
+    if version_of_splits() >= 2:
+        share = RandomShare(size, begin, end, seed)
+        return share if len(share) > _AN_ARRAY else np.asarray(share)
+    check_memory(32 * size, f"{key}: {size:,} row numbers that are shuffled")
+    order = np.argsort(hashed(np.arange(size), seed), kind="stable")
+    return np.sort(order[begin:end])
 
 
 def rows_in_share(
@@ -25,41 +49,36 @@ def rows_in_share(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Shuffle row numbers and return the share [begin, end] of them, in ascending order. The shuffle depends only on
-    the number of rows and the seed.
+    """Return the share [begin, end] of row numbers like `share_of_rows`, but in an array.
 
-    rows: row numbers; None: all `size` rows. by="blocks": do not shuffle. groups: (rows,) values: shuffle the groups of
-    rows with equal values instead; a group is in the share that contains its middle. key: the name of the argument in
-    messages.
+    rows: row numbers; None: all `size` rows. groups: (rows,) values: shuffle the groups of rows with equal values
+    instead; a group is in the share that contains its middle.
     """
-    if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
-        raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
     size = size if rows is None else len(rows)
-    check_memory(32 * size, f"{key}: {size:,} row numbers that are shuffled")
-    if groups is not None:
-        groups = groups.astype(str) if groups.dtype == object else groups
-        _, of, counts = np.unique(groups, return_inverse=True, return_counts=True)
-        order = np.argsort(splitmix64(len(counts), seed), kind="stable")
-        middles = np.empty(len(counts))
-        middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, size)
-        inside = (middles >= bounds[0]) & ((middles < bounds[1]) | (bounds[1] == 1))
-        chosen = np.flatnonzero(inside[of])
+    if groups is None:
+        check_memory(8 * size, f"{key}: {size:,} row numbers")
+        chosen = np.asarray(share_of_rows(size, bounds, key, by, seed))
     else:
-        begin, end = (round(bound * size) for bound in bounds)
-        order = np.arange(size) if by == "blocks" else np.argsort(splitmix64(size, seed), kind="stable")
-        chosen = np.sort(order[begin:end])
+        chosen = groups_in_share(coded(groups)[1], bounds, key, seed)
     return chosen if rows is None else rows[chosen]
 
 
-def splitmix64(size: int, seed: int) -> np.ndarray:
-    """Return (size,) uint64 pseudo-random numbers by splitmix64, which no version of NumPy can change."""
-    numbers = np.arange(size, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        numbers += np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(0x9E3779B97F4A7C15)
-        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        numbers ^= numbers >> np.uint64(31)
-    return numbers
+def groups_in_share(groups: np.ndarray, bounds: Sequence[float], key: str, seed: int = 0) -> np.ndarray:
+    """Return the positions of the rows whose group is in a share, see `rows_in_share`. groups: (rows,) numbers >= 0."""
+    _check_bounds(bounds, key)
+    check_memory(32 * len(groups), f"{key}: {len(groups):,} row numbers that are shuffled")
+    counts = np.bincount(groups)
+    present = np.flatnonzero(counts)
+    order = present[np.argsort(hashed(np.arange(len(present)), seed), kind="stable")]
+    middles = np.full(len(counts), -1.0)
+    middles[order] = (np.cumsum(counts[order]) - counts[order] / 2) / max(1, len(groups))
+    inside = (middles >= bounds[0]) & ((middles < bounds[1]) | (bounds[1] == 1))
+    return np.flatnonzero(inside[groups])
+
+
+def _check_bounds(bounds: Sequence[float], key: str) -> None:
+    if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
+        raise ConfigError(f"{key}={list(bounds)}: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]")
 
 
 def check_folds(folds: Any, fold: Any, repeat: Any, stratify_by: Any) -> None:
@@ -154,7 +173,7 @@ def fold_rows(
     if groups is None:
         counts, unit = np.bincount(of_class), "rows"
         fold = np.empty(size, dtype=np.int64)
-        fold[np.lexsort((splitmix64(size, shuffle), of_class))] = np.arange(size) % folds
+        fold[np.lexsort((hashed(np.arange(size), shuffle), of_class))] = np.arange(size) % folds
     else:
         values, of_group = np.unique(_comparable(groups, size), return_inverse=True)
         if len(values) < folds:
@@ -165,7 +184,7 @@ def fold_rows(
         table = np.zeros((len(values), len(names)), dtype=np.int64)  # rows of each class in each group
         np.add.at(table, (of_group, of_class), 1)
         counts, unit = (table > 0).sum(0), f"values of {by}"
-        fold = _balanced(table, folds, np.argsort(splitmix64(len(values), shuffle), kind="stable"))[of_group]
+        fold = _balanced(table, folds, np.argsort(hashed(np.arange(len(values)), shuffle), kind="stable"))[of_group]
     if classes is not None and counts.min() < folds:
         rare = counts.argmin()
         raise ConfigError(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import h5py
@@ -43,6 +44,7 @@ from h5rows.reading.finding import UNREADABLE, check_type, classes_of, find
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
+from h5rows.reading.shared import once
 from h5rows.reading.texts import UTF_8, check_encoding, decoded, name_of
 
 DROP = "drop"
@@ -151,6 +153,18 @@ class Opened:
 
     def _classes(self, field: str, plain: str, where: str) -> tuple[Any, Names]:
         """Return the distinct values of a field (N,) over all splits, in ascending order, as classes 0, 1, ..."""
+        key = ("classes", plain, sorted({self.group, *self.groups}), sorted(self.names.items()), self.encoding)
+        read = partial(self._class_codes, field, plain, where)
+        distinct, all_codes = once([self.file.filename], key, read, self.swmr, self.external)
+        codes = all_codes[self.group]
+        names = [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct.tolist()]
+        found = unpacked(Numbers(codes), Packing(codes.dtype, missing=(-1,)), self.fills.get(field, math.nan), where)
+        if self.fills.get(field) == DROP:
+            self._lacking.append(found)
+        return found, names
+
+    def _class_codes(self, field: str, plain: str, where: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return (the distinct values over all splits, {group: the class of each row, -1 for NaN})."""
         columns = {}
         for group in dict.fromkeys((self.group, *self.groups)):
             alone = {**self.names, field: plain}  # with the others, because they determine MATLAB's axis
@@ -164,13 +178,11 @@ class Opened:
         distinct = distinct[distinct == distinct]
         if len(distinct) > MOST_CLASSES:
             raise ConfigError(f"{where} has {len(distinct):,} distinct values, too many for classes")
-        own = columns[self.group]
-        codes = np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64)
-        names = [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct.tolist()]
-        found = unpacked(Numbers(codes), Packing(codes.dtype, missing=(-1,)), self.fills.get(field, math.nan), where)
-        if self.fills.get(field) == DROP:
-            self._lacking.append(found)
-        return found, names
+        codes = {
+            group: np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64)
+            for group, own in columns.items()
+        }
+        return distinct, codes
 
     def _raw(self, name: str, key: str, place: tuple[Any, str | None] | None = None) -> Any:
         how = (self.cache, self.swmr, self.external, self.encoding, place)

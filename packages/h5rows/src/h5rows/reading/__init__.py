@@ -17,5 +17,6 @@ Errors: ConfigError with the file, the dataset and the remedy.
     fields                 a field: which reader it needs, and its samples as arrays
     readers, raw           read rows by mapping, by chunk, by h5py; files by offset, cache of chunks
     filters, texts         decode chunks; decode strings
+    shared                 read a column once for all splits
     memory                 compare declared sizes with the free memory
 """

@@ -281,8 +281,8 @@ class FlatOffsets(Field):
 
     def nbytes(self, rows: np.ndarray | None) -> int:
         """Return the bytes of these samples, or of all."""
-        lengths = np.diff(self.offsets)
-        return int((lengths if rows is None else lengths[rows]).sum()) * self.values.row_bytes
+        lengths = self.offsets[-1] - self.offsets[0] if rows is None else self.offsets[rows + 1] - self.offsets[rows]
+        return int(np.sum(lengths)) * self.values.row_bytes
 
     def read(self, rows: np.ndarray) -> list[Any]:
         """Return a list of arrays (length, ...), which may be views, or of str."""

@@ -1,0 +1,195 @@
+"""Row numbers of a split without an array of them: `rows[positions]` computes them, so a split of 10**9 rows takes no
+more memory and no longer to make than one of 10**6. An int64 array has the same interface.
+
+A random share of `size` rows, with positions `begin` to `end - 1` of a fixed shuffling:
+
+    row            -> block, row in the block      as few blocks as possible, of at most 1,024 consecutive rows and of
+                                                   equal size, plus or minus 1
+    row in block   -> rank in the block            by a random permutation of the block's rows
+    position       =  rank * blocks + block        so a share contains equally many rows of each block, plus or minus 1
+
+The permutations of the first 64 blocks are drawn. Each later block uses one of them, rotated by a random number of
+rows. The rows of a share are in ascending order, because the share's rows of a block are kept sorted in a small table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+BLOCK, TABLES = 1024, 64  # rows of a block at most; permutations that are drawn
+
+_GOLDEN, _KEY = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
+_ROUNDS = [tuple(map(np.uint64, pair)) for pair in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))]
+_LAST, _HALF = np.uint64(31), np.uint64(32)
+_ROTATIONS = 1 << 40  # begin of their counters; the permutations use those below BLOCK * TABLES
+
+_version: ContextVar[int] = ContextVar("split_version", default=2)
+
+
+@contextmanager
+def split_version(version: int) -> Iterator[None]:
+    """In this block, choose random shares of rows by a version of the rule. A program that saves its runs should save
+    the version, too, because rows of one split would be in another with another version.
+
+    1: until 0.2, sorts all rows. 2: needs no memory per row. Both choose the same rows of data with up to 1,024 rows.
+    """
+    if version not in (1, 2):
+        raise ValueError(f"split_version({version}): must be 1 or 2")
+    token = _version.set(version)
+    try:
+        yield
+    finally:
+        _version.reset(token)
+
+
+def version_of_splits() -> int:
+    """Return the version that `split_version` has set."""
+    return _version.get()
+
+
+class RowSet:
+    """Row numbers as a function of the position in a split."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        """Return the row numbers (B,) int64 at `positions` (B,) int64, all from 0 to len(self) - 1."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[np.arange(self._size)].astype(np.int64 if dtype is None else dtype, copy=False)
+
+
+class Block(RowSet):
+    """Consecutive rows from `begin` to `end` - 1."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__(end - begin)
+        self._begin = begin
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        return positions + self._begin
+
+
+class RandomShare(RowSet):
+    """The rows at positions `begin` to `end` - 1 of a shuffling of range(size), in ascending order (see above).
+
+    Consecutive shares of one size and seed have no row in common and contain every row.
+    """
+
+    def __init__(self, size: int, begin: int, end: int, seed: int) -> None:
+        super().__init__(end - begin)
+        self._blocks = blocks = max(1, -(-size // BLOCK))
+        self._rows, self._longer = size // blocks, size % blocks  # the first `longer` blocks have one row more
+        self._tables, self._seed = min(blocks, TABLES), seed
+        # Blocks between two cuts have the same number of rows, and the same ranks of them are in the share
+        cuts = sorted({0, self._longer, begin % blocks, end % blocks, blocks})
+        parts = []  # first block, last + 1, rows of a block, first rank in the share, ranks in the share
+        for first, stop in pairwise(cuts):
+            low, high = (bound // blocks + (first < bound % blocks) for bound in (begin, end))
+            if low < high:
+                parts.append((first, stop, self._rows + (first < self._longer), low, high - low))
+        first, stop, rows, low, count = np.asarray(parts).T
+        begins = np.cumsum((stop - first) * count)  # positions in the share
+        self._begins = begins[:-1]
+        self._parts = np.stack([begins - (stop - first) * count, first, rows, count])
+        self._below = np.zeros((len(parts), self._tables, rows.max() + 1), dtype=np.int16)
+        self._members = np.zeros((len(parts), self._tables, 2 * count.max()), dtype=np.int16)
+        for k, (ranks, size, chosen) in enumerate(zip(low, rows, count)):
+            members = np.sort(self._permutations(size)[:, ranks : ranks + chosen], axis=1)
+            inside = np.zeros((self._tables, size + 1), dtype=np.int16)
+            np.put_along_axis(inside, members + 1, 1, axis=1)
+            inside.cumsum(axis=1, out=self._below[k, :, : size + 1])  # members below each row of the block
+            # twice, because a rotation moves the last members below the first ones: to `row - size + turn`
+            self._members[k, :, : 2 * chosen] = np.concatenate([members - size, members], axis=1)
+
+    def _permutations(self, rows: int) -> np.ndarray:
+        """Return (tables, rows): the row of the block that has each rank."""
+        counters = np.arange(self._tables)[:, None] * BLOCK + np.arange(rows)
+        return np.argsort(hashed(counters, self._seed), axis=1, kind="stable")
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        part = self._begins.searchsorted(positions, side="right")
+        begin, first, rows, count = self._parts.take(part, axis=1)
+        block, place = np.divmod(positions - begin, count)
+        block += first
+        numbers = block * self._rows
+        numbers += np.minimum(block, self._longer)  # first row of the block
+        if self._blocks <= TABLES:
+            return numbers + self._members[part, block, place + count]
+        part *= TABLES
+        part += block & (TABLES - 1)
+        turn = (hashed(block + _ROTATIONS, self._seed) >> _HALF).view(np.int64) * rows >> 32
+        # begin at the first member that the rotation moves to the begin of the block
+        place += self._below.take(part * self._below.shape[-1] + (rows - turn))
+        part *= self._members.shape[-1]
+        part += place
+        numbers += self._members.take(part)
+        numbers += turn
+        return numbers
+
+
+class Shards(RowSet):
+    """The rows of several files, one after the other. Only files with selected rows have an array of row numbers."""
+
+    def __init__(self, chosen: Sequence[np.ndarray | range], starts: Sequence[int]) -> None:
+        sizes = np.asarray([len(rows) for rows in chosen])
+        listed = np.asarray([not isinstance(rows, range) for rows in chosen])
+        super().__init__(int(sizes.sum()))
+        self._begins, self._starts, self._listed = np.cumsum(sizes) - sizes, np.asarray(starts), listed
+        self._at = np.cumsum(sizes * listed) - sizes * listed  # begin of a file's rows in `_rows`
+        self._rows = np.concatenate([rows for rows in chosen if not isinstance(rows, range)])
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        shard = self._begins.searchsorted(positions, side="right") - 1
+        rows = positions - self._begins[shard]
+        here = np.flatnonzero(self._listed[shard])
+        rows[here] = self._rows[self._at[shard[here]] + rows[here]]
+        return rows + self._starts[shard]
+
+
+class Within(RowSet):
+    """The rows of one set at the positions that another set contains."""
+
+    def __init__(self, rows: RowSet, positions: RowSet | np.ndarray) -> None:
+        super().__init__(len(positions))
+        self._rows, self._positions = rows, positions
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        return self._rows[self._positions[positions]]
+
+
+def rows_of_shards(chosen: Sequence[np.ndarray | range], starts: Sequence[int]) -> RowSet | np.ndarray | None:
+    """Return the rows of several files as one set; None if they are all rows.
+
+    chosen: an array of row numbers, or the range of all, for each file. starts: number of each file's first row.
+    """
+    if all(isinstance(rows, range) for rows in chosen):
+        return None
+    return Shards(chosen, starts) if len(chosen) > 1 else np.asarray(chosen[0])
+
+
+def rows_within(rows: RowSet | np.ndarray, positions: RowSet | np.ndarray) -> RowSet | np.ndarray:
+    """Return the rows at `positions` as one set."""
+    return Within(rows, positions) if isinstance(rows, RowSet) else rows[np.asarray(positions)]
+
+
+def hashed(counters: np.ndarray, seed: int) -> np.ndarray:
+    """Return uint64 pseudo-random numbers of counters >= 0 by splitmix64, which no version of NumPy can change."""
+    numbers = counters.astype(np.uint64)
+    numbers += np.uint64((seed * _KEY + _GOLDEN) % (1 << 64))
+    for shift, factor in _ROUNDS:
+        numbers ^= numbers >> shift
+        numbers *= factor
+    numbers ^= numbers >> _LAST
+    return numbers
