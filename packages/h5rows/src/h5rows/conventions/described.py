@@ -34,6 +34,7 @@ from h5rows.reading.finding import find
 from h5rows.reading.layout import extents
 from h5rows.reading.opening import Identity, identity, is_remote
 from h5rows.reading.raw import ChunkCache, RawFile, raw_file
+from h5rows.reading.shared import once
 
 _RECENT_NS = 2 * 10**9  # the coarsest times of a file system
 _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
@@ -132,7 +133,7 @@ def groups_of_files(files: Sequence[str], group: str, how: How, cache: ChunkCach
     for name in files:
         if not keeps or is_remote(name):
             with open_file(name, how.swmr, how.cache_gb) as file:
-                yield _group(how.open(file, group, cache))
+                yield _group(how.open(file, group, cache), how)
             continue
         found = _remembered(name, group, how, cache)
         yield _described(name, group, how, cache, sizes) if found is None else found
@@ -192,7 +193,7 @@ def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mappin
     with open_file(path) as file:
         state = _state(os.stat(file.id.get_vfd_handle()))
         opened = how.open(file, group, cache)
-        made = _group(opened)
+        made = _group(opened, how)
         before = _files.get((path, how))
         groups = dict(before.groups) if before is not None and before.state == state else {}
         with suppress(*_DAMAGED):
@@ -212,9 +213,11 @@ def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mappin
         return made
 
 
-def _group(opened: Opened) -> Group:
+def _group(opened: Opened, how: How) -> Group:
     fields = {name: opened.field(name) for name in opened.names}
-    return Group(fields, opened.rows_without_value(), opened.fills, opened.num_classes)
+    key = ("lacks", opened.group, how)
+    lacks = once([opened.file.filename], key, opened.rows_without_value, how.swmr, how.external)
+    return Group(fields, lacks, opened.fills, opened.num_classes)
 
 
 def _plain_group(file: h5py.File, group: str, how: How, kind: str) -> Group | None:
