@@ -16,12 +16,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 
-def arguments(about: str | None) -> argparse.Namespace:
-    """Return the folder and `quick` of the command line of a benchmark that reads files."""
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the folder and `quick`, the arguments of a benchmark that reads files."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", help="where to write (default: the temporary directory)")
     parser.add_argument("--quick", action="store_true", help="one round of few rows: whether it works")
-    return parser.parse_args()
+    return parser
+
+
+def arguments(about: str | None) -> argparse.Namespace:
+    """Return the folder and `quick` of the command line of a benchmark that reads files."""
+    return parser_of(about).parse_args()
 
 
 def interleaved(ways: dict[str, Callable[[], int | tuple[int, float]]], rounds: int) -> dict[str, float]:

@@ -54,6 +54,7 @@ SMALL = {
     "benchmarks/read_chunks.py": "{} --quick",
     "benchmarks/read_cold.py": "{} --quick",
     "benchmarks/read_dataloader.py": f"{ONE} --rows 512",
+    "benchmarks/read_files.py": "{} --quick",
     "benchmarks/read_gather.py": "{} --quick",
     "benchmarks/read_jpegs.py": "{} --quick",
     "benchmarks/read_meaning.py": f"{{}} {ONE}",

@@ -9,6 +9,9 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_type_hints
 
 import h5py
@@ -18,21 +21,21 @@ from torch import Tensor
 
 from h5rows.checks import check_options
 from h5rows.conventions.choice import choose
+from h5rows.conventions.described import groups_of_files, how
 from h5rows.conventions.opening import Opened, lost_share, parts_of
 from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
-from h5rows.reading.fields import Field
+from h5rows.reading.fields import Field, Fixed
 from h5rows.reading.finding import find
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
+from h5rows.reading.readers import MappedShards
 from h5rows.reading.shared import coded, once
 from h5rows.row_sets import RowSet, rows_of_shards, rows_within
 from h5rows.selection import check_folds, fold_rows, groups_in_share, share_of_rows
 
-# a shard's reader, its rows, their positions in the batch (None: all)
-_Part = tuple[Any, np.ndarray, "np.ndarray | None"]
 _LOOKED_AT, _ROWS_AT_ONCE = 256 << 20, 1 << 20  # bytes; row numbers
 # (name in the file, name of the argument) -> distinct values, and the index in them of each row
 _Column = Callable[[str, str], tuple[np.ndarray, np.ndarray]]
@@ -137,31 +140,30 @@ class Dataset:
             raise ConfigError(
                 f"{argument('fields')}: {made[0]} of {len(files)} files: their classes may differ; write integers"
             )
-        for file_name in files:
-            with open_file(file_name, swmr, cache_gb) as file:
-                decoding = (decode, missing, groups, None, encoding)
-                opened = Opened(file, entry["group"], named, cache, swmr, external, *decoding)
-                for field in named:
-                    found, names = opened.field(field)
-                    self._fields[field].append(found)
-                    if names:
-                        self.class_names.setdefault(field, list(names))
-                        if found.dtype.kind == "f" and (lost := lost_share(found)):
-                            what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
-                            remedy = "to remove such rows, or a number, such as -1, to replace the class"
-                            raise ConfigError(f"{what}: set {argument(f'missing.{field}', 'drop')} {remedy}")
-                rows = self._common_length(file_name)
-                chosen: np.ndarray | range = range(rows)
-                if entry.get("index") is not None:
-                    key = argument(f"splits.{split}.index")
+        reading = how(named, groups, missing, swmr=swmr, external=external, decode=decode, encoding=encoding)
+        described = groups_of_files(files, entry["group"], replace(reading, cache_gb=cache_gb), cache)
+        for file_name, opened in zip(files, described, strict=True):
+            for field, (found, names) in opened.fields.items():
+                self._fields[field].append(found)
+                if names:
+                    self.class_names.setdefault(field, list(names))
+                    if found.dtype.kind == "f" and (lost := lost_share(found)):
+                        what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
+                        remedy = "to remove such rows, or a number, such as -1, to replace the class"
+                        raise ConfigError(f"{what}: set {argument(f'missing.{field}', 'drop')} {remedy}")
+            rows = self._common_length(file_name)
+            chosen: np.ndarray | range = range(rows)
+            if entry.get("index") is not None:
+                key = argument(f"splits.{split}.index")
+                with open_file(file_name, swmr, cache_gb) as file:
                     chosen = read_index(file, entry["group"], entry["index"], rows, key, external)
-                if (lacks := opened.rows_without_value()) is not None and lacks.any():
-                    before = len(chosen)
-                    chosen = np.flatnonzero(~lacks) if isinstance(chosen, range) else chosen[~lacks[chosen]]
-                    dropped += before - len(chosen)
-                    lacking = " or ".join(field for field in named if opened.fills.get(field) == "drop")
-                index.append(chosen)
-                starts.append(starts[-1] + rows)
+            if (lacks := opened.lacks) is not None and lacks.any():
+                before = len(chosen)
+                chosen = np.flatnonzero(~lacks) if isinstance(chosen, range) else chosen[~lacks[chosen]]
+                dropped += before - len(chosen)
+                lacking = " or ".join(field for field in named if opened.fills.get(field) == "drop")
+            index.append(chosen)
+            starts.append(starts[-1] + rows)
         self._starts = np.asarray(starts, dtype=np.int64)
         self.spec = {field: self._spec(field, shards) for field, shards in self._fields.items()}
         # rows[positions] are rows of the files; None: all
@@ -276,6 +278,8 @@ class Dataset:
     def close(self) -> None:
         """Close the files of this data set in this process. Batches stay valid; later reads raise ValueError."""
         self._open, self._ranged = None, []
+        self.__dict__.pop("_together", None)
+        self.__dict__.pop("_shard_files", None)
 
     def __enter__(self) -> Dataset:
         return self
@@ -355,52 +359,74 @@ class Dataset:
 
     def _gather(self, rows: np.ndarray, out: dict[str, Tensor] | None, among: np.ndarray | None) -> dict[str, Tensor]:
         """Return a batch. among: positions in `out`; None: the first ones."""
-        places = self._by_shard(self._file_rows(rows))
-        if among is not None:
-            places = [(k, local, among if at is None else among[at]) for k, local, at in places]
+        part = _ShardRows(self._file_rows(rows), self._starts)
         if self._ranged:
             with self._ranged[0].in_haste():
-                self._advise(places)
-        files = {shards[k].file for shards in self._fields.values() for k, _, _ in places} - {None}
+                self._advise(part)
         batch: dict[str, Any] = {}
         try:
             for field, shards in self._fields.items():
-                parts = [(shards[k], local, at) for k, local, at in places]
                 if shards[0].text or -1 in self.spec[field][0]:
-                    batch |= self._of_any_length(field, len(rows), parts)
+                    batch |= self._of_any_length(field, part)
                 else:
                     size = len(rows) if among is None else len(out[field])  # type: ignore[index]
-                    batch[field] = self._of_fixed_shape(field, size, parts, out)
+                    batch[field] = self._of_fixed_shape(field, size, part, out, among)
             return batch
         finally:  # once per file and batch; also after an error, because a changed file may be its reason
-            for file in files:
-                file.check()
+            files = self._shard_files
+            for k in part.touched:
+                for file in files[k]:
+                    file.check()
 
-    def _of_any_length(self, field: str, size: int, parts: list[_Part]) -> dict[str, Any]:
-        samples: list[Any] = [None] * size
-        for shard, local, at in parts:
-            for k, sample in zip(range(size) if at is None else at.tolist(), shard.read(local), strict=True):
+    @cached_property
+    def _together(self) -> dict[str, MappedShards]:
+        """Return the reader of all shards of a field, for fields that can be read in this way."""
+        made = {field: Fixed.together(shards, self._starts) for field, shards in self._fields.items()}
+        return {field: reader for field, reader in made.items() if reader is not None}
+
+    @cached_property
+    def _shard_files(self) -> list[list[Any]]:
+        """Return the files to check after use, for each shard."""
+        shards = zip(*self._fields.values(), strict=True)
+        return [list({field.file: None for field in fields if field.file is not None}) for fields in shards]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_together", "_shard_files")}
+
+    def _of_any_length(self, field: str, part: _ShardRows) -> dict[str, Any]:
+        samples: list[Any] = [None] * len(part.rows)
+        for shard, local, at in part.by_shard:
+            read = self._fields[field][shard].read(local)
+            for k, sample in zip(range(len(samples)) if at is None else at.tolist(), read, strict=True):
                 samples[k] = sample
         if self._fields[field][0].text:
             return {field: samples}
         return _padded(field, samples, *self.spec[field])
 
-    def _of_fixed_shape(self, field: str, size: int, parts: list[_Part], out: dict[str, Tensor] | None) -> Tensor:
+    def _of_fixed_shape(
+        self, field: str, size: int, part: _ShardRows, out: dict[str, Tensor] | None, among: np.ndarray | None
+    ) -> Tensor:
         shape, dtype = self.spec[field]
         target = torch.empty((size, *shape), dtype=dtype) if out is None else out[field][:size]
         if tuple(target.shape) != (size, *shape) or target.dtype != dtype or not target.is_contiguous():
             raise ValueError(f"the buffer of {field!r} must be contiguous, ({size} or more, *{shape}) {dtype}")
-        for shard, local, at in parts:
-            shard.gather_into(local, target.numpy(), at)
+        if field in self._together:
+            self._together[field].gather_into(part.rows, part.of, target.numpy(), among)
+            return target
+        for k, local, at in part.by_shard:
+            to = at if among is None else among if at is None else among[at]
+            self._fields[field][k].gather_into(local, target.numpy(), to)
         return target
 
     def advise(self, rows: np.ndarray) -> None:
         """Ask the operating system to read these rows into memory in the background, unless they are there."""
-        self._advise(self._by_shard(self._file_rows(rows)))
+        self._advise(_ShardRows(self._file_rows(rows), self._starts))
 
-    def _advise(self, places: list[tuple[int, np.ndarray, np.ndarray | None]]) -> None:
-        for shards in self._fields.values():
-            for k, local, _ in places:
+    def _advise(self, part: _ShardRows) -> None:
+        for field, shards in self._fields.items():
+            if field in self._together and self._together[field].in_memory(part.rows, part.of):
+                continue
+            for k, local, _ in part.by_shard:
                 shards[k].advise(local)
 
     def where(self, row: int) -> str:
@@ -488,13 +514,36 @@ class Dataset:
         return rows if self._rows is None else self._rows[rows]
 
     def _by_shard(self, rows: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray | None]]:
-        """Return (shard, rows in it, their positions in the batch or None for all) for each shard with some of the
-        rows."""
+        return _ShardRows(rows, self._starts).by_shard
+
+
+class _ShardRows:
+    """Rows of all files, divided by shard. rows: (B,) int64 numbers. starts: (shards + 1,) number of each shard's first
+    row."""
+
+    def __init__(self, rows: np.ndarray, starts: np.ndarray) -> None:
+        self.rows, self._starts = rows, starts
+
+    @cached_property
+    def of(self) -> np.ndarray:
+        """Return the shard of each row, (B,) int64."""
+        return np.searchsorted(self._starts, self.rows, side="right") - 1
+
+    @cached_property
+    def touched(self) -> list[int]:
+        """Return the shards that have some of the rows."""
+        return [0] if len(self._starts) == 2 else np.flatnonzero(np.bincount(self.of)).tolist()
+
+    @cached_property
+    def by_shard(self) -> list[tuple[int, np.ndarray, np.ndarray | None]]:
+        """Return (shard, rows in it, their positions in the batch or None for all) for each touched shard."""
         if len(self._starts) == 2:
-            return [(0, rows, None)]
-        of = np.searchsorted(self._starts, rows, side="right") - 1
-        places = [(k, np.flatnonzero(of == k)) for k in np.unique(of).tolist()]
-        return [(k, rows[at] - self._starts[k], at) for k, at in places]
+            return [(0, self.rows, None)]
+        order = np.argsort(self.of, kind="stable")
+        of = self.of[order]
+        local = self.rows[order] - self._starts[of]
+        cuts = [*np.flatnonzero(np.diff(of, prepend=-1)).tolist(), len(of)]
+        return [(k, local[a:b], order[a:b]) for k, (a, b) in zip(self.touched, pairwise(cuts), strict=True)]
 
 
 _HINTS = get_type_hints(Dataset.__init__)

@@ -3,16 +3,20 @@ possible."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import h5py
 import numpy as np
 
+from h5rows.conventions.described import Group, groups_of_files, how
 from h5rows.conventions.opening import Opened, has_meaning, parts_of
 from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading.copies import open_file, open_remote, ranged
 from h5rows.reading.external import ALLOW_EXTERNAL
+from h5rows.reading.fields import Fixed
 from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.memory import check_declared, check_written
 from h5rows.reading.opening import groups_of, is_remote, names_of, split_of
@@ -112,7 +116,12 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
     external, key, swmr = str(data.get("external")), argument(f"fields.{field}"), bool(data.get("swmr"))
     paths = names_of(data["path"])
     ranged(paths, data.get("cache_gb"), external)  # opens all of them at once
+    described = _described(data, paths, group)
     for path in paths:
+        known = next(described, None)
+        if known is not None and field in known.num_classes and known.fields[field][0].by_offset:
+            yield _as_described(known.fields[field][0], known.num_classes[field], key)
+            continue
         whole = not is_remote(path) or external == ALLOW_EXTERNAL or data.get("cache_gb") is not None
         with open_file(path, swmr, data.get("cache_gb")) if whole else open_remote(path) as file:
             name, part = parts_of(fields[field])
@@ -122,6 +131,29 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
                 continue
         with open_file(path, swmr, data.get("cache_gb")) as file:
             yield _as_meant(file, data, field, group, external, swmr)
+
+
+def _described(data: Mapping[str, Any], paths: list[str], group: str) -> Iterator[Group]:
+    """Yield the group of each file, which the data sets need later, too; nothing from the first file on that cannot be
+    opened in this way, because reading the one field raises the error, or there is none in it."""
+    if data.get("swmr") or any(map(is_remote, paths)):
+        return
+    more = {name: data[name] for name in ("external", "decode", "missing", "encoding") if data.get(name) is not None}
+    with suppress(ConfigError):
+        yield from groups_of_files(paths, group, how(data["fields"], _groups(data), **more), ChunkCache(0))
+
+
+def _as_described(found: Fixed, num_classes: int | None, key: str) -> _Stored:
+    def blocks() -> Iterator[np.ndarray]:
+        yield np.empty(0, found.dtype)  # enough if these are no classes
+        step = max(1, _STEP // max(1, found.row_bytes))
+        for begin in range(0, len(found), step):
+            if begin:
+                found.check_written()
+            yield found.read(np.arange(begin, min(begin + step, len(found))))
+
+    where = f"{found.where} ({key})"
+    return [int(side) for side in found.shape[1:]], where, num_classes, math.prod(found.shape), blocks()
 
 
 def _as_it_lies(path: str, item: Any, member: str | None, key: str, external: str) -> _Stored:

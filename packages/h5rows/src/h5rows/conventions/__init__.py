@@ -10,6 +10,7 @@ Errors: ConfigError if a field cannot be decoded.
     detect     which program wrote the file: MATLAB, netCDF, AnnData, NeXus, PyTables, pandas, Keras
     cf         CF: packed numbers, fill values, valid ranges -> values, and which are missing
     opening    a named field: MATLAB's axes, AnnData's matrices and categories, NeXus's signals, characters -> strings
+    described  the fields of all files of a set, each file opened once
     derived    computed fields: unpacked, transposed, dense rows of a CSR or CSC matrix
     choice     suggest the fields x and y, and the task
 """

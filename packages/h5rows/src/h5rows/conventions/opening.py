@@ -40,7 +40,7 @@ from h5rows.conventions.derived import (
 from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.fields import Field, Fixed, for_torch, open_field
-from h5rows.reading.finding import check_type, class_names, find
+from h5rows.reading.finding import UNREADABLE, check_type, classes_of, find
 from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import named
 from h5rows.reading.raw import ChunkCache
@@ -91,6 +91,7 @@ class Opened:
         self.encoding = check_encoding(encoding)
         self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
+        self.num_classes: dict[str, int | None] = {}  # in the attribute `classes`; fields that were opened
         self._lacking: list[Unpacked] = []  # fields whose rows without a value are removed
 
     def _matlab_rows(self) -> int | None:
@@ -102,8 +103,11 @@ class Opened:
                 shapes.append(item.shape)
         return rows_of(shapes)
 
-    def field(self, field: str) -> tuple[Field, Names]:
-        """Return (the field, the names of its classes if the file has them). field: name in the batch."""
+    def field(self, field: str, place: tuple[Any, str | None] | None = None) -> tuple[Field, Names]:
+        """Return (the field, the names of its classes if the file has them).
+
+        field: name in the batch. place: as `find` returns it, if it was called.
+        """
         key, name = argument(f"fields.{field}"), self.names[field]
         plain, part = parts_of(name) if self.meant else (name, "")
         where = f"{self.file.filename}: {plain} ({key})"
@@ -112,13 +116,13 @@ class Opened:
         if part == "classes":
             return self._classes(field, plain, where)
         with named(where):
-            item, member = find(self.file, self.group, plain, key, self.external)
+            item, member = place or find(self.file, self.group, plain, key, self.external)
             missing = self.fills.get(field, math.nan)
             apart = f"uns/{member}_categories"  # AnnData below 0.7
             if member is not None and self.kind == "anndata" and isinstance(self.file.get(apart), h5py.Dataset):
                 found, names = self._codes(self._raw(plain, key), self.file[apart], missing, where)
             elif not self.meant or member is not None:
-                found, names = self._raw(plain, key), None
+                found, names = self._raw(plain, key, (item, member)), None
             elif isinstance(item, h5py.Group):
                 found, names = self._group(item, key, missing, where)
             else:
@@ -129,7 +133,10 @@ class Opened:
             found = unpacked(found, Packing(found.dtype, missing=(math.nan,)), missing, where)
         if missing == DROP and isinstance(found, Unpacked) and found.packing.masks:
             self._lacking.append(found)
-        return found, names or class_names(item, self.encoding)
+        stated, number = classes_of(item, self.encoding)
+        if number != UNREADABLE and self.kind == "plain":
+            self.num_classes[field] = number
+        return found, names or stated
 
     def rows_without_value(self) -> np.ndarray | None:
         """Return (N,) bool, True for rows to remove, because an opened field has no value there; None if there are
@@ -184,8 +191,9 @@ class Opened:
         }
         return distinct, codes
 
-    def _raw(self, name: str, key: str) -> Any:
-        return open_field(self.file, self.group, name, key, self.cache, self.swmr, self.external, self.encoding)
+    def _raw(self, name: str, key: str, place: tuple[Any, str | None] | None = None) -> Any:
+        how = (self.cache, self.swmr, self.external, self.encoding, place)
+        return open_field(self.file, self.group, name, key, *how)
 
     def _dataset(self, item: h5py.Dataset, part: str, key: str, missing: float | str, where: str) -> tuple[Any, Names]:
         if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):

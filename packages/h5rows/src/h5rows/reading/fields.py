@@ -13,8 +13,11 @@ and the values are uint8.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -22,11 +25,11 @@ import numpy as np
 from h5rows.errors import ConfigError, missing
 from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
-from h5rows.reading.layout import plan
-from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory
-from h5rows.reading.opening import is_remote, named
+from h5rows.reading.layout import Layout, plan
+from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory, check_size
+from h5rows.reading.opening import Identity, is_remote, named
 from h5rows.reading.raw import ChunkCache
-from h5rows.reading.readers import Chunks, Mapped, Ranged, ThroughH5py
+from h5rows.reading.readers import Chunks, Mapped, MappedShards, Ranged, ThroughH5py
 from h5rows.reading.texts import UTF_8, decoded
 
 
@@ -57,6 +60,7 @@ class Field:
     """
 
     text, way, reason, chunk_rows = False, "held", "in memory", 1
+    by_offset = False  # read without HDF5
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -121,23 +125,63 @@ class Fixed(Field):
             way, layout, self.reason = "h5py", None, "being written (SWMR)" if swmr else "a member of a compound type"
         else:
             way, self.reason, layout = plan(dset)
+        self.way, self.layout, self.by_offset = way, layout, layout is not None
+        if layout is not None and way == "mapped" and is_remote(layout.path):
+            self.way = "ranges"
         self.reader: Mapped | Ranged | Chunks | ThroughH5py
         if layout is None:
             check_filters(dset)
-            self.way, self.reader = "h5py", ThroughH5py(dset, member, swmr)
-        elif way == "mapped" and is_remote(layout.path):
-            self.way, self.reader = "ranges", Ranged(layout)
-        elif way == "mapped":
-            self.way, self.reader = way, Mapped(layout)
+            self.reader = ThroughH5py(dset, member, swmr)
         else:
-            self.way, self.reader = way, Chunks(layout, cache)
+            self.reader = self._reader_of(layout, cache)
         if len(self) and getattr(self.file, "compared", True):
             self._verify(dset)
+
+    def _reader_of(self, layout: Layout, cache: ChunkCache) -> Mapped | Ranged | Chunks:
+        if self.way == "chunks":
+            return Chunks(layout, cache)
+        return Mapped(layout) if self.way == "mapped" else Ranged(layout)
+
+    def closed(self) -> Fixed | None:
+        """Return this field without open files, for `of_file`; None if HDF5 reads it."""
+        if self.layout is None:
+            return None
+        made = copy.copy(self)
+        del made.reader
+        return made
+
+    def of_file(self, path: str, identity: Identity, cache: ChunkCache) -> Fixed:
+        """Return a closed field opened, in its own file or in another one with the same fields at the same places."""
+        made, layout = copy.copy(self), self.layout
+        assert layout is not None
+        if (layout.path, layout.identity) != (path, identity):
+            layout = made.layout = dataclasses.replace(layout, path=path, identity=identity)
+            made._where = f"{path}: {layout.name}"
+        made.reader = made._reader_of(layout, cache)
+        return made
+
+    @property
+    def where(self) -> str:
+        """Return the file and the name of the dataset, for messages."""
+        return self._where
+
+    def check_written(self) -> None:
+        """Raise ConfigError if the file is too small for all rows, so reading them would take time for fill values."""
+        assert self.layout is not None
+        check_size(self._where, self.nbytes(None), self.layout.identity[2], f"{len(self):,} rows")
+
+    @property
+    def table_bytes(self) -> int:
+        """Return the bytes of the table of its chunks."""
+        return 0 if self.layout is None else 3 * self.layout.offset.nbytes
 
     def _verify(self, dset: h5py.Dataset) -> None:
         """Compare some rows with those that h5py reads, because a wrong assumption about the format must stop the
         run."""
-        rows = np.unique([0, len(self) - 1, *np.random.default_rng(0).integers(len(self), size=2)])
+        some = [0, len(self) - 1]  # enough for a contiguous dataset, which has one position
+        if self.reason != "contiguous":
+            some += np.random.default_rng(0).integers(len(self), size=2).tolist()
+        rows = np.array(sorted(set(some)))
         if is_remote(dset.file.filename) or len(rows) * self.row_bytes > CHEAP:  # each row is a request, or large
             rows = rows[:1]
         self.reader.advise(rows)
@@ -167,6 +211,13 @@ class Fixed(Field):
             stored = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
             self.reader.gather_into(rows, stored)
             out[slice(len(rows)) if at is None else at] = for_torch(stored, self._where)
+
+    @staticmethod
+    def together(shards: Sequence[Field], starts: np.ndarray) -> MappedShards | None:
+        """Return one reader for all shards of a field; None if they need one each. starts: as in MappedShards."""
+        readers = [shard.reader for shard in shards if isinstance(shard, Fixed) and shard._stored == shard.dtype]
+        alike = len(readers) == len(shards) > 1 and MappedShards.fits(readers)
+        return MappedShards(cast("list[Mapped]", readers), starts) if alike else None
 
     def advise(self, rows: np.ndarray, count: int = 1) -> None:
         """Load rows in the background. count: number of consecutive rows to load from each on."""
@@ -324,13 +375,15 @@ def open_field(
     swmr: bool,
     external: str,
     encoding: str = UTF_8,
+    place: tuple[Any, str | None] | None = None,
 ) -> Field:
     """Open the field `name` in `group`.
 
-    key: the config key for messages. encoding: of its strings. Raise ConfigError if the object cannot be a field.
+    key: the config key for messages. encoding: of its strings. place: as `find` returns it, if it was called. Raise
+    ConfigError if the object cannot be a field.
     """
     with named(f"{file.filename}: {name} ({key})"):
-        item, member = find(file, group, name, key, external)
+        item, member = place or find(file, group, name, key, external)
         if isinstance(item, h5py.Group):
             if not {"values", "offsets"} <= set(item):
                 what = f"{file.filename}: {item.name} ({key}) is a group of {sorted(map(str, item))[:20]}"

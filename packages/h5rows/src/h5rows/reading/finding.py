@@ -60,16 +60,21 @@ def stated_classes(item: h5py.Dataset | h5py.Group) -> Any:
     return next((owner.attrs["classes"] for owner in owners if "classes" in owner.attrs), None)
 
 
-def class_names(item: h5py.Dataset | h5py.Group, encoding: str = UTF_8) -> list[str] | None:
-    """Return the names in the attribute `classes`; None if there are none.
+UNREADABLE = -1  # number of classes
 
-    None also if they cannot be read, because a damaged attribute must not prevent reading the data.
+
+def classes_of(item: h5py.Dataset | h5py.Group, encoding: str = UTF_8) -> tuple[list[str] | None, int | None]:
+    """Return the names in the attribute `classes`, and the number of classes in it; None if there are none.
+
+    Return (None, UNREADABLE) if it cannot be read, because a damaged attribute must not prevent reading the data.
     """
     try:
         classes = stated_classes(item)
+        if np.ndim(classes) == 1:
+            return [name_of(name, encoding) for name in classes], len(classes)
+        return None, None if classes is None else int(classes)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError):
-        return None
-    return [name_of(name, encoding) for name in classes] if np.ndim(classes) == 1 else None
+        return None, UNREADABLE
 
 
 def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:

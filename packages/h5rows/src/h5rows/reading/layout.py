@@ -88,6 +88,18 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
     return "chunks", f"{rows}, {names}" + (f", {unwritten} never written" if unwritten else ""), layout
 
 
+def extents(dset: h5py.Dataset) -> list[tuple[int, int]]:
+    """Return (begin, end) of the bytes of a dataset's values in its file, as far as HDF5 stores them by offset."""
+    if dset.is_virtual or dset.external or not dset.id.get_storage_size():
+        return []
+    if dset.chunks is None:
+        offset = dset.id.get_offset()
+        return [] if offset is None else [(offset, offset + dset.id.get_storage_size())]
+    found: list[tuple[int, int]] = []
+    dset.id.chunk_iter(lambda info: found.append((info.byte_offset, info.byte_offset + info.size)))
+    return found
+
+
 def _obstacle(dset: h5py.Dataset) -> str | None:
     """Return the reason why the file's bytes cannot be used directly; None if they can."""
     if dset.dtype.kind not in "biufcS" or dset.dtype.subdtype:
@@ -162,7 +174,9 @@ def _full_size(dset: h5py.Dataset) -> int:
 def _damaged_index(dset: h5py.Dataset, corner: np.ndarray) -> str | None:
     shape, chunks = np.asarray(dset.shape, np.uint64), np.asarray(dset.chunks, np.uint64)
     unplaced = (corner >= shape).any() or (corner % chunks).any()
-    if unplaced or len(np.unique(corner, axis=0)) != len(corner) or len(corner) != dset.id.get_num_chunks():
+    grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
+    number = [] if unplaced else np.ravel_multi_index(tuple((corner // chunks).astype(np.int64).T), grid)
+    if unplaced or len(np.unique(number)) != len(corner) or len(corner) != dset.id.get_num_chunks():
         return "chunks that HDF5 lists in wrong places"
     return None
 

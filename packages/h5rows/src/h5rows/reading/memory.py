@@ -98,7 +98,12 @@ def check_declared(dset: h5py.Dataset) -> None:
 
 def check_written(dset: h5py.Dataset, size: int, what: str) -> None:
     """Raise ConfigError if the file is too small to contain `size` bytes, even if compressed. what: for the message."""
-    held = dset.file.id.get_filesize()
-    if size > MOST_BYTES and size > MOST_TIMES * held and not (dset.is_virtual or dset.external):
+    if size > MOST_BYTES and not (dset.is_virtual or dset.external):
+        check_size(f"{dset.file.filename}: {dset.name}", size, dset.file.id.get_filesize(), what)
+
+
+def check_size(where: str, size: int, held: int, what: str) -> None:
+    """Raise ConfigError if a file of `held` bytes cannot contain `size` bytes. where, what: for the message."""
+    if size > MOST_BYTES and size > MOST_TIMES * held:
         declared = f"declares {size / 1e9:,.1f} GB for {what}, but the file has {held:,} bytes"
-        raise ConfigError(f"{dset.file.filename}: {dset.name} {declared}: most was never written; make it smaller")
+        raise ConfigError(f"{where} {declared}: most was never written; make it smaller")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import stat
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob
@@ -105,6 +107,7 @@ class Held:
 
     def __init__(self, path: str, swmr: bool) -> None:
         self.path, self.swmr = path, swmr
+        self.users = 0  # threads that read with it
         self.file = _open(path, swmr)
         self.identity = identity(self.file)
 
@@ -116,23 +119,43 @@ class Held:
             return False
 
 
+def most_open() -> int:
+    """Return how many descriptors h5rows keeps open for reading by offset, and how many HDF5: each a quarter of the
+    process's limit (`ulimit -n`)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(8, (1 << 16 if limit == resource.RLIM_INFINITY else limit) // 4)
+
+
 _held: WeakValueDictionary[tuple[int, str, bool], Held] = WeakValueDictionary()  # (process, path, swmr) -> handle
+_order: OrderedDict[tuple[int, str, bool], None] = OrderedDict()  # their keys, the first opened first
 
 
 def hold(path: str, swmr: bool) -> Held:
     """Return this process's handle of a file, which all readers through h5py share.
 
     As long as a handle is open, HDF5 shows the file as it was when that handle was opened. So handles of files that
-    were rewritten are closed first; and if a SWMR writer's file is opened, all handles of this process are. Readers
-    then request a new handle.
+    were rewritten are closed first; and if a SWMR writer's file is opened, all handles of this process are. If more
+    than `most_open()` are open, the one that was opened first is closed. Readers then request a new handle.
     """
     key = (os.getpid(), os.path.abspath(path), swmr)
     with phil:
         _close_held(key[1])
         held = _held.get(key)
         if held is None or not held.file:
+            _make_room()
             held = _held[key] = Held(path, swmr)
+            _order[key] = None
         return held
+
+
+def _make_room() -> None:
+    """Close the handles of this process that were opened first and are not used now, if there are too many."""
+    for key in list(_order)[: max(0, len(_order) + 1 - most_open())]:
+        first = _held.get(key) if key[0] == os.getpid() else None
+        if first is None or not first.users:
+            del _order[key]
+        if first is not None and not first.users:
+            first.file.close()
 
 
 def _close_held(path: str | None) -> None:

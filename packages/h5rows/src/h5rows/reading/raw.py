@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -9,6 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,49 +18,105 @@ from typing import Any
 import numpy as np
 
 from h5rows.errors import ConfigError
-from h5rows.reading.opening import Identity, check_same, is_remote
+from h5rows.reading.opening import Identity, check_same, is_remote, most_open
 from h5rows.reading.opening import identity as identity_of
 
 CORES_LIMIT = "H5ROWS_CORES"  # environment variable: most threads that decode
+
+
+def _removed(path: str) -> ConfigError:
+    return ConfigError(f"{path} was removed during this run; restore it and start the run again")
+
+
+class _Descriptor:
+    """A file descriptor, closed with its last reference, so that no thread uses one that another thread closed."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap, _MAP_FAILED = _libc.mmap, _libc.munmap, ctypes.c_void_p(-1).value
+_mmap.restype, _munmap.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+
+
+class _Mapping:
+    """A file's bytes in memory, as an array for NumPy, unmapped with their last view. `mmap.mmap` would keep a second
+    descriptor open."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        address = _mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        if address == _MAP_FAILED:
+            raise OSError(number := ctypes.get_errno(), os.strerror(number))
+        self._place = address, size
+        self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self, unmap: Callable[[int, int], int] = _munmap) -> None:
+        if hasattr(self, "_place"):
+            unmap(*self._place)
 
 
 class RawFile:
     """A file that is read by offset, and mapped; shared by all fields and data sets of this process.
 
     identity: of the file whose offsets are known. Data are valid only if `check` passes after they were read. Reading a
-    mapped file that was truncated kills the process with SIGBUS.
+    mapped file that was truncated kills the process with SIGBUS. If more than `most_open()` files are open, the
+    descriptor that was opened first is closed. Its mapping stays valid, and what needs the descriptor opens it again.
     """
 
     def __init__(self, path: str, identity: Identity) -> None:
         self.path, self.identity = path, identity
-        self._mapping: mmap.mmap | None = None
-        try:
-            self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except FileNotFoundError:  # opened again in a worker
-            raise ConfigError(f"{path} was removed during this run; restore it and start the run again") from None
-        weakref.finalize(self, os.close, self.fd)
-        check_same(path, identity, identity_of(self.fd))
+        self._mapped: np.ndarray | None = None
+        self._held: _Descriptor | None = None
+        self._open()
 
     def __reduce__(self) -> Any:
         return RawFile, (self.path, self.identity)
 
+    def _open(self) -> _Descriptor:
+        """Return the descriptor, opened now if it was closed. Use `fd` only while the result is referenced."""
+        if (held := self._held) is not None:
+            return held
+        while len(_opened) >= most_open():
+            with suppress(KeyError):  # another thread has removed the last one
+                first = _opened.popitem(last=False)[1]()
+                if first is not None:
+                    first._held = None
+        try:
+            held = _Descriptor(os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)))
+        except FileNotFoundError:  # opened again, here or in a worker
+            raise _removed(self.path) from None
+        check_same(self.path, self.identity, identity_of(held.fd))
+        self._held, key = held, id(self)
+        _opened[key] = weakref.ref(self, lambda _: _opened.pop(key, None))
+        return held
+
     def check(self) -> None:
         """Raise ConfigError if the file has changed since its offsets were read."""
-        now, (_, _, size, mtime) = os.fstat(self.fd), self.identity
-        if now.st_size != size or now.st_mtime_ns != mtime:
-            check_same(self.path, self.identity, identity_of(self.fd))
+        held, (device, inode, size, mtime) = self._held, self.identity
+        try:
+            now = os.stat(self.path) if held is None else os.fstat(held.fd)
+        except FileNotFoundError:
+            raise _removed(self.path) from None
+        if now.st_size != size or now.st_mtime_ns != mtime or now.st_ino != inode or now.st_dev != device:
+            check_same(self.path, self.identity, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns))
 
     def map(self) -> np.ndarray:
         """Return all bytes as a read-only array."""
-        if self._mapping is None:
-            self._mapping = mmap.mmap(self.fd, self.identity[2], access=mmap.ACCESS_READ)
-        return np.frombuffer(self._mapping, np.uint8)
+        if self._mapped is None:
+            held = self._open()
+            self._mapped = np.asarray(_Mapping(held.fd, self.identity[2]))
+        return self._mapped
 
     def read(self, size: int, offset: int) -> bytes:
         """Return `size` bytes at an offset. Raise ConfigError if the file ends before."""
-        parts, left = [], size
+        parts, left, held = [], size, self._open()
         while left:
-            part = os.pread(self.fd, left, offset + size - left)
+            part = os.pread(held.fd, left, offset + size - left)
             if not part:
                 raise ConfigError(f"{self.path} ends within a chunk at byte {offset}: it was truncated; write it again")
             parts.append(part)
@@ -69,23 +127,28 @@ class RawFile:
         """Ask the kernel to read these extents, unless a sample of them is in memory already. offset, size: (n,)
         int64."""
         probed = (offset + size // 2)[:: max(1, len(offset) // 8)]
-        if not hasattr(os, "posix_fadvise") or all(map(self._in_memory, probed.tolist())):  # macOS lacks this call
+        if not hasattr(os, "posix_fadvise") or all(map(self.in_memory, probed.tolist())):  # macOS lacks this call
             return
+        held = self._open()
         order = np.argsort(offset)
         begin, end = offset[order], (offset + size)[order]
         gap = np.flatnonzero(begin[1:] > end[:-1] + 65536) + 1  # closer ones are cheaper in one call
         firsts, lasts = np.append(0, gap), np.append(gap, len(begin)) - 1
         for a, b in zip(begin[firsts].tolist(), np.maximum.accumulate(end)[lasts].tolist(), strict=True):
-            os.posix_fadvise(self.fd, a, b - a, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(held.fd, a, b - a, os.POSIX_FADV_WILLNEED)
 
-    def _in_memory(self, at: int) -> bool:
+    def in_memory(self, at: int) -> bool:
         """Return True if a byte is in memory; False if not, or if the system cannot tell."""
+        held = self._open()
         try:
-            return os.preadv(self.fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
+            return os.preadv(held.fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
         except (AttributeError, OSError):
             return False
 
 
+# the RawFiles with a descriptor, the first opened first; not kept alive. Without a lock, which another thread could
+# hold during a fork: each operation is atomic
+_opened: OrderedDict[int, weakref.ref[RawFile]] = OrderedDict()
 _files: weakref.WeakValueDictionary[tuple[int, str, Identity], RawFile] = weakref.WeakValueDictionary()
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import h5py
 import numpy as np
+from h5py._objects import phil
 
 from h5rows.errors import ConfigError, argument
 from h5rows.reading import filters
@@ -36,6 +39,21 @@ class _AsTheyAre:
         self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
 
 
+def copy_rows(source: np.ndarray, offset: np.ndarray, size: int, out: np.ndarray, at: np.ndarray | None = None) -> None:
+    """Copy `size` bytes at source[offset[k]] to out[k], or to out[at[k]]. source: (n,) uint8. out: (B, size) uint8."""
+    if size >= 16384:
+        places = range(len(offset)) if at is None else at.tolist()
+        for k, begin in zip(places, offset.tolist(), strict=True):
+            out[k] = source[begin : begin + size]
+        return
+    # a view of `size` bytes at every offset, so that indexing gathers rows at any position
+    runs = np.ndarray((len(source) - size + 1, size), np.uint8, source, 0, (1, 1))
+    step = max(1, (128 << 10) // size)  # rows whose copies fit into the processor's cache
+    for k in range(0, len(offset), step):
+        here = slice(k, k + step)
+        out[slice(k, min(k + step, len(offset))) if at is None else at[here]] = runs[offset[here]]
+
+
 class Mapped(_AsTheyAre):
     """Copy rows from the file's mapping."""
 
@@ -46,9 +64,6 @@ class Mapped(_AsTheyAre):
         if len(self.layout.offset) == 1:
             first = int(self.layout.offset[0, 0])
             self._rows = self._bytes[first : first + self.layout.shape[0] * size].reshape(-1, size)
-        # a view of `size` bytes at every offset, so that indexing gathers rows at any position
-        shape = (len(self._bytes) - size + 1, size)
-        self._runs = np.lib.stride_tricks.as_strided(self._bytes, shape, (1, 1), writeable=False)
 
     def __reduce__(self) -> Any:
         return Mapped, (self.layout, self.file)
@@ -62,15 +77,12 @@ class Mapped(_AsTheyAre):
             # "clip", because "raise" copies through a buffer; one thread, because the loader has its own threads
             np.take(self._rows, rows, axis=0, out=flat[: len(rows)], mode="clip")
             return
-        addresses, size = self._addresses(rows), self.layout.row_bytes
-        at = np.arange(len(rows)) if at is None else at
-        if size >= 16384:
-            for k, address in zip(at.tolist(), addresses.tolist(), strict=True):
-                flat[k] = self._bytes[address : address + size]
-        else:
-            step = max(1, (128 << 10) // size)  # rows whose copies fit into the processor's cache
-            for k in range(0, len(rows), step):
-                flat[at[k : k + step]] = self._runs[addresses[k : k + step]]
+        copy_rows(self._bytes, self._addresses(rows), self.layout.row_bytes, flat, at)
+
+    def in_memory(self, row: int) -> bool:
+        """Return True if a row need not be read from the disk; False if not, or if the system cannot tell."""
+        middle = int(self._addresses(np.array([row]))[0]) + self.layout.row_bytes // 2
+        return bool(self.file.in_memory(middle))
 
     @property
     def contiguous(self) -> bool:
@@ -81,6 +93,53 @@ class Mapped(_AsTheyAre):
         """Return rows start..stop of a contiguous dataset as a read-only view."""
         assert self._rows is not None
         return self._rows[start:stop].reshape(-1).view(self.layout.dtype).reshape(-1, *self.layout.shape[1:])
+
+
+class MappedShards:
+    """Copy rows of the mapped parts of a field, one in each shard, by their addresses in memory, all in one call.
+
+    starts: (shards + 1,) number of the first row of each shard. The cost of a row does not depend on the number of
+    shards that a batch touches.
+    """
+
+    def __init__(self, parts: Sequence[Mapped], starts: np.ndarray) -> None:
+        self._parts, self._starts, self._row_bytes = parts, starts, parts[0].layout.row_bytes
+        mapped = [part.file.map() for part in parts]
+        begins = [whole.ctypes.data for whole in mapped]
+        low, high = min(begins), max(begin + len(whole) for begin, whole in zip(begins, mapped, strict=True))
+        tables = [part.layout.offset[:, 0] + begin - low for part, begin in zip(parts, begins, strict=True)]
+        self._offset = np.concatenate(tables)  # of each chunk, from the lowest address of a mapping
+        self._first = np.cumsum([0, *map(len, tables)])[:-1]
+        self._chunk_rows = np.asarray([part.layout.chunk[0] for part in parts])
+        self._memory = np.asarray(_Span(low, high - low, mapped))
+
+    @staticmethod
+    def fits(readers: Sequence[Any]) -> bool:
+        """Return True if all shards of a field can be read in this way."""
+        return all(isinstance(reader, Mapped) and reader.layout.row_bytes for reader in readers)
+
+    def gather_into(self, rows: np.ndarray, of: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
+        """Copy row rows[k] of the field, which is in shard of[k], to out[k], or to out[at[k]]."""
+        if len(rows) == 0:
+            return
+        chunk, inner = np.divmod(rows - self._starts[of], self._chunk_rows[of])
+        offset = self._offset[self._first[of] + chunk] + inner * self._row_bytes
+        copy_rows(self._memory, offset, self._row_bytes, out.reshape(len(out), -1).view(np.uint8), at)
+
+    def in_memory(self, rows: np.ndarray, of: np.ndarray) -> bool:
+        """Return True if a sample of these rows does not have to be read from the disk."""
+        some = slice(None, None, max(1, len(rows) // 8))
+        shards, local = of[some], rows[some] - self._starts[of[some]]
+        return all(self._parts[k].in_memory(row) for k, row in zip(shards.tolist(), local.tolist(), strict=True))
+
+
+class _Span:
+    """All addresses from the first mapping to the end of the last one, as an array for NumPy. Only those within a
+    mapping may be read."""
+
+    def __init__(self, low: int, size: int, mapped: list[np.ndarray]) -> None:
+        self.mapped = mapped  # stays mapped as long as this object exists
+        self.__array_interface__ = {"data": (low, True), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
 class Ranged(_AsTheyAre):
@@ -196,15 +255,25 @@ class ThroughH5py:
         if self._handles.get(os.getpid(), (self, None))[0] is None:
             del self._handles[os.getpid()]
 
-    def _dataset(self) -> Any:
-        held, dset = self._handles.get(os.getpid(), (None, None))
-        if not dset:  # not opened yet, or closed by `hold`
-            held = hold(self.path, self.swmr)
-            check_same(self.path, self.identity, held.identity, self.swmr)
-            dset = held.file[self.name]
-            filters.load_plugins(dset)
-            self._handles[os.getpid()] = held, dset
-        return dset
+    @contextmanager
+    def _dataset(self) -> Iterator[Any]:
+        """Open the dataset; its handle is not closed for others in this block."""
+        with phil:
+            held, dset = self._handles.get(os.getpid(), (None, None))
+            if not dset:  # not opened yet, or closed by `hold`
+                held = hold(self.path, self.swmr)
+                check_same(self.path, self.identity, held.identity, self.swmr)
+                dset = held.file[self.name]
+                filters.load_plugins(dset)
+                self._handles[os.getpid()] = held, dset
+            if held is not None:
+                held.users += 1
+        try:
+            yield dset
+        finally:
+            if held is not None:
+                with phil:
+                    held.users -= 1
 
     def _check(self, dset: Any) -> None:
         check_same(self.path, self.identity, identity(dset.file), self.swmr)
@@ -214,13 +283,13 @@ class ThroughH5py:
         for attempt in range(3):
             dset = None
             try:
-                dset = self._dataset()
-                self._check(dset)
-                try:
-                    self._read(dset, rows, out, at)
-                finally:
-                    if dset:  # also after an error: a changed file may be its reason
-                        self._check(dset)
+                with self._dataset() as dset:
+                    self._check(dset)
+                    try:
+                        self._read(dset, rows, out, at)
+                    finally:
+                        if dset:  # also after an error: a changed file may be its reason
+                            self._check(dset)
                 return
             except ConfigError:
                 raise

@@ -1,0 +1,309 @@
+"""Open each file of a set once, and remember in this process how its fields are stored. No torch.
+
+The probe of a config, all splits and all data sets of a process, and processes forked from it, use the same
+descriptions. A file is opened again if its device, inode, size or times have changed. A file that changed in the last
+seconds is not remembered, because another change could leave its times and size equal.
+
+Files of one size, as the shards of a set often are, are compared with one that HDF5 has opened: if all bytes outside of
+the datasets' values are equal, HDF5 would find the same fields at the same places, so it need not open them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import stat
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import h5py
+import numpy as np
+
+from h5rows.conventions.cf import packing_of
+from h5rows.conventions.opening import Names, Opened
+from h5rows.errors import ConfigError, argument
+from h5rows.reading.copies import open_file
+from h5rows.reading.external import REFUSE_EXTERNAL, items_below
+from h5rows.reading.fields import Field, Fixed
+from h5rows.reading.finding import find
+from h5rows.reading.layout import extents
+from h5rows.reading.opening import Identity, identity, is_remote
+from h5rows.reading.raw import ChunkCache, RawFile, raw_file
+
+_RECENT_NS = 2 * 10**9  # the coarsest times of a file system
+_MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
+_MOST_COMPARED = 1 << 20  # bytes of a file outside of its values
+_MOST_ALIKE = 16  # files with which others are compared
+_DAMAGED = (ConfigError, OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)  # what h5py may raise
+
+
+@dataclass(frozen=True)
+class How:
+    """The arguments of a data set that decide what its fields are. groups: of all splits."""
+
+    fields: tuple[tuple[str, str], ...]
+    groups: tuple[str, ...]
+    swmr: bool = False
+    external: str = REFUSE_EXTERNAL
+    decode: bool = False
+    missing: Any = "nan"
+    encoding: str = "utf-8"
+    cache_gb: float | None = None
+
+    def open(self, file: h5py.File, group: str, cache: ChunkCache, kind: str | None = None) -> Opened:
+        """Open a group of an open file. kind: of the file; None: detect it."""
+        missing = dict(self.missing) if isinstance(self.missing, tuple) else self.missing
+        decoding = (self.decode, missing, self.groups, kind, self.encoding)
+        return Opened(file, group, dict(self.fields), cache, self.swmr, self.external, *decoding)
+
+
+def how(fields: Mapping[str, str | None], groups: Sequence[str], missing: Any = "nan", **more: Any) -> How:
+    """Return the arguments as a key. missing: a replacement, or field -> replacement."""
+    named = tuple((name, path) for name, path in fields.items() if path is not None)
+    missing = tuple(sorted(missing.items(), key=str)) if isinstance(missing, Mapping) else missing
+    return How(named, tuple(groups), missing=missing, **more)
+
+
+@dataclass
+class Group:
+    """The fields of one group of a file.
+
+    fields: name in the batch -> (field, names of its classes). lacks: as `Opened.rows_without_value`. fills: as in
+    Opened. num_classes: field -> number in the attribute `classes`, None if there is none; a field is missing if the
+    attribute cannot be read.
+    """
+
+    fields: dict[str, tuple[Any, Names]]
+    lacks: np.ndarray | None
+    fills: dict[str, float | str]
+    num_classes: dict[str, int | None]
+
+
+@dataclass
+class _File:
+    """What is remembered of a file: its state, and its groups. Their fields are without open files (`_Closed`)."""
+
+    state: tuple[int, ...]
+    groups: dict[str, Group]
+    nbytes: int = 0
+
+
+@dataclass
+class _Alike:
+    """A file with which others of its size are compared. parts: (offset, bytes) of everything outside of values."""
+
+    groups: dict[str, Group]
+    parts: list[tuple[int, bytes]]
+
+
+class _Remembered(OrderedDict[tuple[str, How], _File]):
+    """The files that were described, at most _MOST_BYTES of them; the first remembered are dropped first."""
+
+    nbytes = 0
+
+    def put(self, path: str, how: How, known: _File, nbytes: int) -> None:
+        """Remember a file, unless it changed recently. nbytes: of its tables and arrays."""
+        if abs(time.time_ns() - known.state[3]) < _RECENT_NS:
+            return
+        self.drop((path, how))
+        self[path, how], known.nbytes = known, nbytes + 1024
+        self.nbytes += known.nbytes
+        while self.nbytes > _MOST_BYTES and len(self) > 1:
+            self.drop(next(iter(self)))
+
+    def drop(self, key: tuple[str, How]) -> None:
+        """Forget a file."""
+        self.nbytes -= known.nbytes if (known := self.pop(key, None)) is not None else 0
+
+
+_files = _Remembered()
+_alike: OrderedDict[tuple[int, How], _Alike] = OrderedDict()  # size of the file -> one of them
+
+
+def groups_of_files(files: Sequence[str], group: str, how: How, cache: ChunkCache) -> Iterator[Group]:
+    """Yield the group of each file, opened. Raise ConfigError if it cannot be opened. cache: of decoded chunks."""
+    keeps = not how.swmr and how.external == REFUSE_EXTERNAL and _is_hashable(how)
+    sizes = Counter(map(_size, files)) if keeps and len(files) > 1 else Counter()
+    for name in files:
+        if not keeps or is_remote(name):
+            with open_file(name, how.swmr, how.cache_gb) as file:
+                yield _group(how.open(file, group, cache), how)
+            continue
+        found = _remembered(name, group, how, cache)
+        yield _described(name, group, how, cache, sizes) if found is None else found
+
+
+def _is_hashable(how: How) -> bool:
+    try:
+        hash(how)
+    except TypeError:  # an invalid argument; Opened raises the error
+        return False
+    return True
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # opening it raises the error
+        return -1
+
+
+def _state(found: os.stat_result) -> tuple[int, int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _remembered(path: str, group: str, how: How, cache: ChunkCache) -> Group | None:
+    """Return a group of a file without HDF5: as remembered, or as in a file that is alike; None if it is unknown."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    state, known = _state(found), _files.get((path, how))
+    if known is None or known.state != state:
+        alike = _alike.get((found.st_size, how))
+        if alike is None or not stat.S_ISREG(found.st_mode) or not _is_alike(path, state[:4], alike):
+            return None
+        known = _File(state, alike.groups)
+        _files.put(path, how, known, 0)
+    kept = known.groups.get(group)
+    return None if kept is None else _opened(kept, path, state[:4], cache)
+
+
+def _is_alike(path: str, identity: Identity, alike: _Alike) -> bool:
+    """Return True if a file has the same bytes as another one outside of the values, among them HDF5's mark of a file
+    that is open for writing."""
+    try:
+        file = raw_file(path, identity)
+        if any(file.read(len(part), offset) != part for offset, part in alike.parts):
+            return False
+        file.check()
+    except (ConfigError, OSError):  # HDF5 raises the error
+        return False
+    return True
+
+
+def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mapping[int, int]) -> Group:
+    """Open a file; return its group, and remember it with those of the other splits."""
+    with open_file(path) as file:
+        state = _state(os.stat(file.id.get_vfd_handle()))
+        opened = how.open(file, group, cache)
+        made = _group(opened, how)
+        before = _files.get((path, how))
+        groups = dict(before.groups) if before is not None and before.state == state else {}
+        with suppress(*_DAMAGED):
+            groups[group] = _closed(made)
+        for other in how.groups:
+            with suppress(*_DAMAGED):  # the error is raised when that split is opened
+                if other not in groups and (plain := _plain_group(file, other, how, opened.kind)) is not None:
+                    groups[other] = _closed(plain)
+        if groups:
+            _files.put(path, how, _File(state, groups), sum(map(_nbytes, groups.values())))
+        if sizes.get(state[2], 0) > 1 and (state[2], how) not in _alike and set(how.groups) <= set(groups):
+            with suppress(*_DAMAGED):
+                if (alike := _alike_to(file, groups)) is not None:
+                    _alike[state[2], how] = alike
+                    while len(_alike) > _MOST_ALIKE:
+                        _alike.popitem(last=False)
+        return made
+
+
+def _group(opened: Opened, how: How) -> Group:
+    fields = {name: opened.field(name) for name in opened.names}
+    return Group(fields, opened.rows_without_value(), opened.fills, opened.num_classes)
+
+
+def _plain_group(file: h5py.File, group: str, how: How, kind: str) -> Group | None:
+    """Return a group if all its fields are datasets of numbers, whose description reads no values; otherwise None."""
+    opened, places = how.open(file, group, ChunkCache(0), kind), {}
+    if kind != "plain" or any(fill == fill for fill in opened.fills.values()):
+        return None
+    for field, name in how.fields:
+        item, member = places[field] = find(file, group, name, argument(f"fields.{field}"), how.external)
+        if not isinstance(item, h5py.Dataset) or member is not None or item.dtype.kind not in "biufc":
+            return None
+        if how.decode and (packing_of(item, False) is not None or "categories" in item.attrs):
+            return None
+    fields = {field: opened.field(field, place) for field, place in places.items()}
+    return Group(fields, None, opened.fills, opened.num_classes)
+
+
+def _alike_to(file: h5py.File, groups: Mapping[str, Group]) -> _Alike | None:
+    """Return what to compare other files with; None if some field is not mapped (compressed files differ in the sizes
+    of their chunks), or if comparing would take long."""
+    if any(one.way != "mapped" for group in groups.values() for one, _ in group.fields.values()):
+        return None
+    values: list[tuple[int, int]] = []
+    for _, item in items_below(file):
+        if item is None:
+            return None
+        if isinstance(item, h5py.Dataset):
+            values += extents(item)
+    parts, end, size = [], 0, identity(file)[2]
+    for begin, stop in [*sorted(values), (size, size)]:
+        if begin > end:
+            parts.append((end, begin - end))
+        end = max(end, stop)
+    if sum(length for _, length in parts) > _MOST_COMPARED:
+        return None
+    whole = raw_file(file.filename, identity(file))
+    return _Alike(dict(groups), [(begin, whole.read(length, begin)) for begin, length in parts])
+
+
+class _Closed:
+    """A field without open files: a Fixed as it is, others pickled, with their arrays beside."""
+
+    def __init__(self, field: Field) -> None:
+        self.fixed = field.closed() if isinstance(field, Fixed) else None
+        self.way = field.way if self.fixed is not None else "pickled"
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.nbytes = 0 if self.fixed is None else self.fixed.table_bytes
+        if self.fixed is None:
+            out = io.BytesIO()
+            _Pickler(out, protocol=5, buffer_callback=self.buffers.append).dump(field)
+            self.pickled = out.getvalue()
+            self.nbytes = len(self.pickled) + sum(buffer.raw().nbytes for buffer in self.buffers)
+
+    def opened(self, path: str, identity: Identity, cache: ChunkCache) -> Field:
+        """Return the field of a file: the one that was described, or one that is alike."""
+        if self.fixed is not None:
+            return self.fixed.of_file(path, identity, cache)
+        unpickler = _Unpickler(io.BytesIO(self.pickled), buffers=self.buffers)
+        unpickler.cache = cache
+        found: Field = unpickler.load()
+        return found
+
+
+class _Pickler(pickle.Pickler):
+    """Pickle a field without its cache and without its files."""
+
+    def persistent_id(self, thing: Any) -> tuple[Any, ...] | None:
+        if isinstance(thing, RawFile):
+            return thing.path, thing.identity
+        return () if isinstance(thing, ChunkCache) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    cache: ChunkCache
+
+    def persistent_load(self, place: tuple[Any, ...]) -> Any:
+        return raw_file(*place) if place else self.cache
+
+
+def _closed(group: Group) -> Group:
+    fields = {name: (_Closed(field), names) for name, (field, names) in group.fields.items()}
+    return replace(group, fields=fields)
+
+
+def _opened(group: Group, path: str, identity: Identity, cache: ChunkCache) -> Group:
+    fields = {name: (closed.opened(path, identity, cache), names) for name, (closed, names) in group.fields.items()}
+    return replace(group, fields=fields)
+
+
+def _nbytes(group: Group) -> int:
+    lacks = 0 if group.lacks is None else group.lacks.nbytes
+    return lacks + sum(closed.nbytes + 1024 for closed, _ in group.fields.values())

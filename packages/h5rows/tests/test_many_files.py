@@ -1,0 +1,316 @@
+"""Sets of many files: each is opened once, a change is noticed, descriptors are bounded, a batch is that of h5py."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from h5rows import ConfigError, Dataset
+from h5rows.conventions import described
+from h5rows.integration import num_outputs, sample_shape
+from h5rows.reading import opening
+
+SPLITS = ("train", "val", "test")
+FIELDS = {"x": "x", "y": "y"}
+OLD = 10**9  # ns; a file that changed in the last seconds is not remembered
+
+
+def write(path: Path, seed: int, rows: int = 3, splits: Sequence[str] = SPLITS, kind: str = "mapped") -> None:
+    rng = np.random.default_rng(seed)
+    with h5py.File(path, "w") as file:
+        for split in splits:
+            x = rng.integers(0, 1000, (rows, 5)).astype(">i4" if kind == "h5py" else "<i4")
+            filters = {"chunks": (2, 5), "compression": "gzip"} if kind == "chunks" else {}
+            file.create_dataset(f"{split}/x", data=x, **filters)
+            file[f"{split}/y"] = np.append(3, rng.integers(0, 4, rows - 1))
+    os.utime(path, ns=(OLD, OLD))
+
+
+def folder_of(path: Path, count: int, sizes: int = 1, **more: Any) -> str:
+    path.mkdir()
+    for k in range(count):
+        write(path / f"{k:04}.h5", k, 3 + k % sizes, **more)
+    return str(path / "*.h5")
+
+
+def data_of(path: str, splits: Sequence[str] = SPLITS, decode: bool = False) -> dict[str, Any]:
+    return {"path": path, "fields": FIELDS, "splits": {split: {"group": split} for split in splits}, "decode": decode}
+
+
+def by_h5py(path: str, split: str) -> dict[str, np.ndarray]:
+    parts: dict[str, list[np.ndarray]] = {"x": [], "y": []}
+    for name in opening.names_of(path):
+        with h5py.File(name) as file:
+            for field, read in parts.items():
+                read.append(file[f"{split}/{field}"][:].astype(file[f"{split}/{field}"].dtype.newbyteorder("=")))
+    return {field: np.concatenate(read) for field, read in parts.items()}
+
+
+def assert_as_h5py(path: str, split: str = "train") -> None:
+    theirs, ours = by_h5py(path, split), Dataset(**data_of(path), split=split)
+    batch = ours.gather(np.arange(len(ours)))
+    for field, values in theirs.items():
+        assert batch[field].numpy().tobytes() == values.tobytes()
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    forget()
+
+
+def forget() -> None:
+    described._files.clear()
+    described._alike.clear()
+
+
+@pytest.fixture
+def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that HDF5 opens."""
+    seen: list[str] = []
+    real = opening._open
+
+    def counted(path: Any, swmr: bool = False) -> Any:
+        seen.append(os.path.basename(path))
+        return real(path, swmr)
+
+    monkeypatch.setattr(opening, "_open", counted)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["mapped", "chunks", "h5py"])
+@pytest.mark.parametrize("splits", [1, 2, 3])
+@pytest.mark.parametrize("decode", [False, True])
+def test_each_file_is_opened_once_before_the_first_batch(
+    decode: bool, splits: int, kind: str, tmp_path: Path, opens: list[str]
+) -> None:
+    """By the probe, which the config calls twice, and by all splits; however many files there are."""
+    for count in (1, 10, 100 if (splits, kind, decode) == (2, "mapped", True) else 12):
+        forget()
+        path = folder_of(tmp_path / str(count), count, count, splits=SPLITS[:splits], kind=kind)
+        data = data_of(path, SPLITS[:splits], decode)
+        del opens[:]
+        for _ in range(2):
+            assert (sample_shape(data, "x"), num_outputs(data, "y")) == ([5], 4)
+        made = [Dataset(**data, split=split) for split in SPLITS[:splits]]
+        named = sorted(os.path.basename(name) for name in opening.names_of(path))
+        assert kind == "h5py" or sorted(opens) == named
+        if kind == "h5py":  # the probe of values that HDF5 must read is apart
+            del opens[:]
+            made = [Dataset(**data, split=split) for split in SPLITS[:splits]]
+            assert opens == []
+        assert len(made[0]) == sum(3 + k % count for k in range(count))
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_of_files_with_equal_structure_one_is_opened(decode: bool, tmp_path: Path, opens: list[str]) -> None:
+    for count in (10, 40):
+        forget()
+        path = folder_of(tmp_path / str(count), count)
+        del opens[:]
+        data = data_of(path, decode=decode)
+        assert num_outputs(data, "y") == 4
+        for split in SPLITS:
+            Dataset(**data, split=split)
+        assert opens == ["0000.h5"]
+        for split in SPLITS:
+            assert_as_h5py(path, split)
+
+
+def another_type(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["train/x"]
+        file["train/x"] = np.arange(15, dtype="f4").reshape(3, 5)
+
+
+def swapped(path: Path, kind: str) -> None:
+    """y, which is as long as x, is where x was: the same size, the same bytes but for a few in the headers."""
+    with h5py.File(path, "r+") as file:
+        file.move("train/y", "train/z")
+        file.move("val/y", "train/y")
+        file.move("train/z", "val/y")
+
+
+def rewritten(path: Path, kind: str) -> None:
+    write(path, 77, kind=kind)
+
+
+def replaced(path: Path, kind: str) -> None:
+    write(path.with_suffix(".new"), 78, kind=kind)
+    os.replace(path.with_suffix(".new"), path)
+
+
+def longer(path: Path, kind: str) -> None:
+    write(path, 79, rows=6, kind=kind)
+
+
+def swapped_as_if_not(path: Path, kind: str) -> None:
+    """Other places, with the size and the time of the last change as before."""
+    was = path.stat()
+    swapped(path, kind)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+
+
+@pytest.mark.parametrize("change", [swapped, rewritten, replaced, longer, swapped_as_if_not])
+@pytest.mark.parametrize("kind", ["mapped", "chunks", "h5py"])
+def test_a_changed_file_is_opened_again(change: Callable[[Path, str], None], kind: str, tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "set", 4, kind=kind)
+    for split in SPLITS:
+        assert_as_h5py(path, split)
+    change(tmp_path / "set" / "0002.h5", kind)
+    for _ in range(2):
+        for split in SPLITS:
+            assert_as_h5py(path, split)
+
+
+@pytest.mark.parametrize("change", [swapped, rewritten])
+def test_a_file_with_another_structure_is_not_taken_for_an_equal_one(
+    change: Callable[[Path, str], None], tmp_path: Path, opens: list[str]
+) -> None:
+    path = folder_of(tmp_path / "set", 6)
+    change(tmp_path / "set" / "0003.h5", "mapped")
+    sizes = {file.stat().st_size for file in (tmp_path / "set").iterdir()}
+    for split in SPLITS:
+        assert_as_h5py(path, split)
+    assert len(sizes) == 1
+    assert sorted(set(opens)) == (["0000.h5", "0003.h5"] if change is swapped else ["0000.h5"])
+
+
+def test_a_type_that_differs_is_still_refused(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "set", 4)
+    another_type(tmp_path / "set" / "0002.h5")
+    with pytest.raises(ConfigError, match=r"fields\.x differs between files"):
+        Dataset(**data_of(path), split="train")
+
+
+def test_a_recent_file_is_not_remembered(tmp_path: Path, opens: list[str]) -> None:
+    """Another change could leave its size and times equal."""
+    write(tmp_path / "a.h5", 0)
+    os.utime(tmp_path / "a.h5")
+    for count in (1, 2):
+        Dataset(**data_of(str(tmp_path / "a.h5")), split="train")
+        assert len(opens) == count
+
+
+def test_a_file_that_is_open_for_writing_is_refused_as_before(tmp_path: Path) -> None:
+    path, second = folder_of(tmp_path / "set", 3), tmp_path / "set" / "0001.h5"
+    with h5py.File(second, "r+"):
+        os.utime(second, ns=(OLD, OLD))
+        with pytest.raises(ConfigError, match=r"0001\.h5 is open for writing"):
+            Dataset(**data_of(path), split="train")
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, limits[1]))
+    yield 96
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def read_in_child(sets: list[Dataset], rows: list[np.ndarray], send: Any) -> None:
+    send.send([s.gather(r)["x"].numpy().tobytes() for s, r in zip(sets, rows)])
+
+
+@pytest.mark.parametrize("kind", ["mapped", "chunks", "h5py"])
+def test_more_files_than_descriptors(kind: str, tmp_path: Path, few_descriptors: int) -> None:
+    path = folder_of(tmp_path / "set", 60, 2, splits=SPLITS[:2], kind=kind)
+    data = data_of(path, SPLITS[:2])
+    sets = [Dataset(**data, split=split) for split in SPLITS[:2]]
+    rows = [np.random.default_rng(k).permutation(len(one)) for k, one in enumerate(sets)]
+    wanted = [by_h5py(path, split)["x"][at].tobytes() for split, at in zip(SPLITS, rows)]
+
+    def read(k: int) -> bytes:
+        sets[k % 2].advise(rows[k % 2])
+        return sets[k % 2].gather(rows[k % 2])["x"].numpy().tobytes()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(read, range(4))) == 2 * wanted
+    fork = multiprocessing.get_context("fork")
+    receive, send = fork.Pipe(duplex=False)
+    child = fork.Process(target=read_in_child, args=(sets, rows, send))
+    child.start()
+    assert receive.recv() == wanted
+    child.join()
+    assert [read(k) for k in (0, 1)] == wanted
+    if Path("/proc/self/fd").exists():
+        assert len([name for name in map(os.readlink, fds()) if name.startswith(str(tmp_path))]) <= few_descriptors // 2
+    if kind == "mapped":  # a file whose descriptor was closed is looked up by its path
+        k = next(k for k, (file, *_) in enumerate(sets[0]._shard_files) if file._held is None)
+        replaced(tmp_path / "set" / f"{k:04}.h5", kind)
+        with pytest.raises(ConfigError, match=rf"{k:04}\.h5 was replaced"):
+            sets[0].gather(np.arange(len(sets[0])))
+
+
+def fds() -> Iterator[str]:
+    """Descriptors of this process; one may be closed meanwhile."""
+    return (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}"))
+
+
+@pytest.mark.parametrize("width", [1, 700, 20_000])
+def test_a_batch_of_many_files_has_the_bytes_of_h5py(width: int, tmp_path: Path) -> None:
+    """Contiguous, in raw chunks, compressed and by HDF5; also files without rows; at any places of a buffer."""
+    rng, whole = np.random.default_rng(0), []
+    for k in range(9):
+        values = rng.integers(0, 256, (0 if k == 4 else 4 + k, width), dtype=np.uint8)
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            how: dict[str, Any] = {} if k % 3 == 0 or k == 4 else {"chunks": (3, width)}
+            file.create_dataset("mapped", data=values, **how)
+            file.create_dataset("mixed", data=values, **(how | ({"compression": 1} if k in (2, 5) else {})))
+        whole.append(values)
+    names = {"mapped": "mapped", "mixed": "mixed"}
+    values = np.concatenate(whole)
+    files = [str(tmp_path / f"{k}.h5") for k in range(9)]
+    for skipped in ((), (4,)):
+        data = Dataset([name for k, name in enumerate(files) if k not in skipped], names)
+        assert len(data) == len(values)
+        for rows in (rng.permutation(len(values)), rng.integers(0, len(values), 500), np.arange(7), np.arange(0)):
+            for batch in data.gather(rows).values():
+                assert batch.numpy().tobytes() == values[rows].tobytes()
+            out = {name: torch.zeros((len(rows) + 3, width), dtype=torch.uint8) for name in names}
+            at = rng.permutation(len(rows) + 3)[: len(rows)]
+            data.gather_at(rows, out, at)
+            for batch in out.values():
+                assert batch[torch.from_numpy(at)].numpy().tobytes() == values[rows].tobytes()
+                assert int((batch.sum(1) != 0).sum()) <= len(rows)
+
+
+def calls_of(read: Callable[[], object]) -> int:
+    """Return how many Python functions are called."""
+    count = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        read()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_batch_calls_one_function_for_each_touched_file(tmp_path: Path) -> None:
+    """The check that it has not changed. Nothing is called for each row, field, or file that is not touched."""
+    counts = {}
+    for files in (10, 100):
+        data = Dataset(**data_of(folder_of(tmp_path / str(files), files)), split="train")
+        data.gather(np.arange(len(data)))
+        for touched in (5, 10):
+            for times in (1, 50):
+                rows = np.tile(np.arange(0, 3 * touched, 3), times)
+                counts[files, touched, times] = calls_of(lambda rows=rows, data=data: data.gather(rows))
+    assert len({counts[files, 5, times] for files in (10, 100) for times in (1, 50)}) == 1
+    assert {counts[files, 10, times] - counts[files, 5, times] for files in (10, 100) for times in (1, 50)} == {5}
