@@ -4,8 +4,8 @@ The probe of a config, all splits and all data sets of a process, and processes 
 descriptions. A file is opened again if its device, inode, size or times have changed. A file that changed in the last
 seconds is not remembered, because another change could leave its times and size equal.
 
-Files of one size, as the shards of a set often are, are compared with one that HDF5 has opened: if all bytes outside of
-the datasets' values are equal, HDF5 would find the same fields at the same places, so it need not open them.
+The shards of a set often have one size. HDF5 opens the first of them. The others are compared with it: if all bytes
+except the values of datasets are equal, HDF5 would find the same fields at the same offsets, so it need not open them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from h5rows.reading.raw import ChunkCache, RawFile, raw_file
 _RECENT_NS = 2 * 10**9  # the coarsest times of a file system
 _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
 _MOST_COMPARED = 1 << 20  # bytes of a file outside of its values
-_MOST_ALIKE = 16  # files with which others are compared
-_DAMAGED = (ConfigError, OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)  # what h5py may raise
+_MOST_ALIKE = 16  # reference files that are kept
+_DAMAGED = (ConfigError, OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)  # errors of h5py
 
 
 @dataclass(frozen=True)
 class How:
-    """The arguments of a data set that decide what its fields are. groups: of all splits."""
+    """The arguments of a data set on which its fields depend. groups: the groups of all splits."""
 
     fields: tuple[tuple[str, str], ...]
     groups: tuple[str, ...]
@@ -56,7 +56,7 @@ class How:
     cache_gb: float | None = None
 
     def open(self, file: h5py.File, group: str, cache: ChunkCache, kind: str | None = None) -> Opened:
-        """Open a group of an open file. kind: of the file; None: detect it."""
+        """Open a group of an open file. kind: the convention of the file; None: detect it."""
         missing = dict(self.missing) if isinstance(self.missing, tuple) else self.missing
         decoding = (self.decode, missing, self.groups, kind, self.encoding)
         return Opened(file, group, dict(self.fields), cache, self.swmr, self.external, *decoding)
@@ -95,7 +95,7 @@ class _File:
 
 @dataclass
 class _Alike:
-    """A file with which others of its size are compared. parts: (offset, bytes) of everything outside of values."""
+    """The reference for files of one size. parts: (offset, bytes) of everything except the values of datasets."""
 
     groups: dict[str, Group]
     parts: list[tuple[int, bytes]]
@@ -107,7 +107,7 @@ class _Remembered(OrderedDict[tuple[str, How], _File]):
     nbytes = 0
 
     def put(self, path: str, how: How, known: _File, nbytes: int) -> None:
-        """Remember a file, unless it changed recently. nbytes: of its tables and arrays."""
+        """Remember a file, unless it changed recently. nbytes: the memory of its tables and arrays."""
         if abs(time.time_ns() - known.state[3]) < _RECENT_NS:
             return
         self.drop((path, how))
@@ -158,7 +158,7 @@ def _state(found: os.stat_result) -> tuple[int, int, int, int, int]:
 
 
 def _remembered(path: str, group: str, how: How, cache: ChunkCache) -> Group | None:
-    """Return a group of a file without HDF5: as remembered, or as in a file that is alike; None if it is unknown."""
+    """Return a group of a file that is remembered or equals its reference; None for other files. Does not use HDF5."""
     try:
         found = os.stat(path)
     except OSError:
@@ -188,7 +188,7 @@ def _is_alike(path: str, identity: Identity, alike: _Alike) -> bool:
 
 
 def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mapping[int, int]) -> Group:
-    """Open a file; return its group, and remember it with those of the other splits."""
+    """Open a file; return its group, and add it to the remembered groups of this file."""
     with open_file(path) as file:
         state = _state(os.stat(file.id.get_vfd_handle()))
         opened = how.open(file, group, cache)
@@ -255,7 +255,7 @@ def _alike_to(file: h5py.File, groups: Mapping[str, Group]) -> _Alike | None:
 
 
 class _Closed:
-    """A field without open files: a Fixed as it is, others pickled, with their arrays beside."""
+    """A field without open files: a Fixed, or the pickle of another field and its arrays."""
 
     def __init__(self, field: Field) -> None:
         self.fixed = field.closed() if isinstance(field, Fixed) else None
@@ -269,7 +269,7 @@ class _Closed:
             self.nbytes = len(self.pickled) + sum(buffer.raw().nbytes for buffer in self.buffers)
 
     def opened(self, path: str, identity: Identity, cache: ChunkCache) -> Field:
-        """Return the field of a file: the one that was described, or one that is alike."""
+        """Return the field of a file that was described or equals its reference."""
         if self.fixed is not None:
             return self.fixed.of_file(path, identity, cache)
         unpickler = _Unpickler(io.BytesIO(self.pickled), buffers=self.buffers)

@@ -27,7 +27,7 @@ from h5rows.reading.texts import said_of
 COSTLY = 4.0  # bytes read per byte needed, from which another layout is recommended
 POINTLESS = 0.85  # stored / decoded bytes, above which compression is not worth its cost
 MOST_ATTRIBUTES = 12  # printed per dataset or group
-MATLAB_INNER = ("#refs#", "#subsystem#")  # groups of what cells and objects refer to
+MATLAB_INNER = ("#refs#", "#subsystem#")  # groups with the targets of cells and objects
 MOST_REASONS = 8  # printed lines why fields cannot be x or y
 
 

@@ -63,9 +63,10 @@ class _Mapping:
 class RawFile:
     """A file that is read by offset, and mapped; shared by all fields and data sets of this process.
 
-    identity: of the file whose offsets are known. Data are valid only if `check` passes after they were read. Reading a
-    mapped file that was truncated kills the process with SIGBUS. If more than `most_open()` files are open, the
-    descriptor that was opened first is closed. Its mapping stays valid, and what needs the descriptor opens it again.
+    identity: the identity of the file whose offsets are known. Data are valid only if `check` passes after they were
+    read. Reading a mapped file that was truncated kills the process with SIGBUS. If more than `most_open()` files are
+    open, the descriptor that was opened first is closed. Its mapping stays valid, and the descriptor is opened again
+    when it is used.
     """
 
     def __init__(self, path: str, identity: Identity) -> None:
@@ -231,7 +232,7 @@ def _container_cores() -> tuple[int, ...]:
 
 
 def run_in_threads(work: Callable[[Any], None], items: Sequence[Any], nbytes: int) -> None:
-    """Call work(item) for each item, in several threads if there is enough work. nbytes: of all items."""
+    """Call work(item) for each item, in several threads if there is enough work. nbytes: the bytes of all items."""
     global _pool
     threads = min(cores(), len(items), nbytes >> 18)
     if threads > 1:
