@@ -43,7 +43,7 @@ def test_each_row_is_in_one_share_of_the_exact_size(sizes: Any, by: str) -> None
 
 def test_any_positions_in_any_order() -> None:
     rng = np.random.default_rng(0)
-    for size in (1, 900, 30_000, FULL + 4321, 10**12 + 7):
+    for size in (1, 900, 30_000, FULL + 4321, 10**9 + 7):
         rows = RandomShare(size, size // 20, 3 * size // 4 + 1, 0)
         if size < 10**6:
             positions = rng.integers(0, len(rows), 1000)

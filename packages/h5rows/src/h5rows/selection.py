@@ -33,6 +33,7 @@ def share_of_rows(
     if by == "blocks" or begin == end:
         return Block(begin, end)
     if version_of_splits() >= 2:
+        check_memory(size // 32, f"{key}: {size:,} row numbers that are shuffled")
         share = RandomShare(size, begin, end, seed)
         return share if len(share) > _AN_ARRAY else np.asarray(share)
     check_memory(32 * size, f"{key}: {size:,} row numbers that are shuffled")
