@@ -206,9 +206,12 @@ def by_batch(kind: type[_Lazy]) -> Callable[..., Epoch]:
     """One __getitem__ per batch of rows: no collation."""
 
     def open_(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, num_workers: int) -> Epoch:
+        dataset = kind(folder, size, shape)
+        dataset[[0]]  # raises ImportError here, not in a worker
+        dataset.handle = None
         sampler = BatchSampler(RandomSampler(range(size)), batch_size, drop_last=False)
         loader = DataLoader(
-            kind(folder, size, shape),
+            dataset,
             batch_size=None,
             sampler=sampler,
             num_workers=num_workers,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from h5rows import ConfigError
-from h5rows.integration import calling, split_version
+from h5rows.integration import calling
 from samebits.errors import mistakes_of, with_mistakes_of
 
 H5_COMMAND = calling.command = ("./run", "h5")  # as messages of h5rows name its commands
@@ -21,4 +21,6 @@ h5_methods = with_mistakes_of(ConfigError)
 
 def splits_of(rules: int) -> AbstractContextManager[None]:
     """In this block, data sets choose the rows of splits as `rules` says, a run's version of lab.options.RULES."""
+    from h5rows.integration import split_version  # imports numpy, which --help does not need
+
     return split_version(2 if rules >= 3 else 1)

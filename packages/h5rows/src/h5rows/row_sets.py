@@ -91,28 +91,24 @@ class RandomShare(RowSet):
     def __init__(self, size: int, begin: int, end: int, seed: int) -> None:
         super().__init__(end - begin)
         self._blocks = blocks = max(1, -(-size // BLOCK))
-        self._rows, self._longer = size // blocks, size % blocks  # the first `longer` blocks have one row more
+        self._rows, self._longer = size // blocks, size % blocks  # so many blocks, evenly spread, have one row more
         self._tables, self._seed = min(blocks, TABLES), seed
         order = np.argsort(hashed(np.arange(blocks) + _PLACES, seed), kind="stable")
         # Blocks of one kind have the same number of rows, and the same ranks of these are in the share
-        self._kinds = np.zeros(blocks, dtype=np.int8)
-        self._kinds[: self._longer] = 4
+        is_longer = np.diff(np.arange(blocks + 1) * self._longer // blocks)
+        kinds = 4 * is_longer.astype(np.int8)
         for bound, bit in ((begin, 2), (end, 1)):
             rank, more = divmod(bound, blocks)
-            have_rank = order if rank < self._rows else order[order < self._longer]
-            self._kinds[have_rank[:more]] += bit
-        kinds = np.arange(8)
-        self._sizes, low, high = (
-            self._rows + (kinds >> 2),
-            begin // blocks + (kinds >> 1 & 1),
-            end // blocks + (kinds & 1),
-        )
-        self._counts = high - low
+            have_rank = order if rank < self._rows else order[is_longer[order] == 1]
+            kinds[have_rank[:more]] += bit
+        there = np.flatnonzero(np.bincount(kinds))
+        self._kinds = there.searchsorted(kinds).astype(np.int8)
+        self._sizes, low = self._rows + (there >> 2), begin // blocks + (there >> 1 & 1)
+        self._counts = end // blocks + (there & 1) - low
         self._ends = np.cumsum(self._counts[self._kinds])  # positions in the share up to the last row of each block
-        self._below = np.zeros((8, self._tables, self._rows + 2), dtype=np.int16)
-        self._members = np.zeros((8, self._tables, 2 * self._counts.max()), dtype=np.int16)
-        for k in np.unique(self._kinds):
-            ranks, size, chosen = low[k], self._sizes[k], self._counts[k]
+        self._below = np.zeros((len(there), self._tables, self._sizes.max() + 1), dtype=np.int16)
+        self._members = np.zeros((len(there), self._tables, 2 * self._counts.max()), dtype=np.int16)
+        for k, (ranks, size, chosen) in enumerate(zip(low, self._sizes, self._counts)):
             members = np.sort(self._permutations(size)[:, ranks : ranks + chosen], axis=1)
             inside = np.zeros((self._tables, size + 1), dtype=np.int16)
             np.put_along_axis(inside, members + 1, 1, axis=1)
@@ -131,7 +127,7 @@ class RandomShare(RowSet):
         count, rows = self._counts.take(part), self._sizes.take(part)
         place = positions - self._ends.take(block) + count
         numbers = block * self._rows
-        numbers += np.minimum(block, self._longer)  # first row of the block
+        numbers += block * self._longer // self._blocks  # first row of the block
         if self._blocks <= TABLES:
             return numbers + self._members[part, block, place + count]
         part *= TABLES
