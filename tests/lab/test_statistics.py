@@ -449,6 +449,7 @@ LABELS = ("data.transforms.mixup.num_classes=2",)
         ("normalize,color", ("data.transforms.normalize.mean=[120]",), "normalize: is before data.transforms.color"),
         ("normalize,color", ("data.transforms.normalize.mean=[null]",), "normalize.mean: expected a list"),
         ("channels_first,flip", ("data.transforms.channels_first.field=3",), "channels_first.field: expected text"),
+        ("channels_first,flip", ("data.transforms.channels_first.field=[[x]]",), "channels_first.field: expected text"),
         ("missing,normalize", (*STATISTICS, "data.transforms.missing.columns=3"), "missing.columns: expected"),
         ("cast,to_float", (), None),  # tables, of which both are right
     ],

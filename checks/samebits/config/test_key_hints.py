@@ -90,16 +90,18 @@ def test_the_options_that_are_chosen_stay(key: str, chosen: str, hint: str) -> N
     assert f": no such key - choose {hint} (" in line
 
 
-@needs("conf/data/parquet.yaml", "conf/experiment/fixmatch.yaml")
+@needs("conf/data/parquet.yaml", "conf/experiment/image_folder.yaml")
 def test_the_command_of_a_yaml_is_for_who_lacks_a_part_of_it(tmp_path: Path) -> None:
     """Its placeholders and remarks are no parts, and no argument but an option is read as a file."""
     typed = ["data=parquet", "data.path=animals"]
-    error, chosen = "data.fields.y: no column", {"data": "parquet", "experiment": "fixmatch"}
+    error, chosen = "data.fields.y: no column", {"data": "parquet", "experiment": "image_folder"}
     hint = recipe_hint(error, chosen, typed, PROGRAM.conf)
     assert hint.endswith("data=parquet data.path=FOLDER 'data.fields={x: [age, height, weight], y: species}'")
     for fields in (["data.fields={x: age, y: sort}"], ["data.fields.x=age", "data.fields.y=sort"]):
         assert recipe_hint(error, chosen, [*typed, *fields], PROGRAM.conf) == ""
-    assert recipe_hint(error, chosen, ["experiment=fixmatch"], PROGRAM.conf) == ""
+    hint = recipe_hint(error, chosen, ["experiment=image_folder"], PROGRAM.conf)
+    assert hint.endswith(": ./run train experiment=image_folder data.path=photos")
+    assert recipe_hint(error, chosen, ["experiment=image_folder", "data.path=a"], PROGRAM.conf) == ""
     folder = tmp_path / "private"
     for name in (str(folder / "a"), "x" * 300):
         assert recipe_hint(error, chosen, [f"data.path={name}", f"{name}=1"], Refusing(PROGRAM.conf)) == ""
