@@ -748,6 +748,8 @@ NAMES: list[tuple[Any, ...]] = [
      "tests/lab/test_task_swa.py::test_it_is_torchs_average_and_update_bn"),
     ("src/lab/state.py", "isinstance(module, _BatchNorm)", "True",
      "tests/lab/test_task_swa.py::test_other_statistics_are_the_model_s"),
+    ("src/lab/tasks/base.py", "if self.no_prediction:", "if False:",
+     "tests/lab/test_task_ddpm.py::test_it_has_no_prediction_but_evaluations"),
     ("src/lab/tasks/ddpm.py", "alpha = kept / before", "alpha = kept",
      "tests/lab/test_task_ddpm.py::test_who_knows_the_noise_draws_the_data"),
     ("src/lab/tasks/ddpm.py", "kept.sqrt() * x + (1 - kept).sqrt() * noise", "kept.sqrt() * x + (1 - kept) * noise",

@@ -199,7 +199,6 @@ VALUES = [
     row("data/transforms=[normalize] data.transforms.normalize.mean=[0.5] data.transforms.normalize.std=[0.0]", "data.transforms.normalize.std[0]: must be > 0, got 0.0"),
     row("data/transforms=[normalize] data.transforms.normalize.mean=aut", "data.transforms.normalize.mean: expected a list, each item a number or auto, got 'aut'"),
     row("data=synthetic +data/transforms@data.transforms=missing", "data.transforms.missing.columns: are found for data=h5, parquet and huggingface only - give them, such as [0,3]"),
-    row("data/transforms=[cast,to_float]", "data.transforms.cast: is before data.transforms.to_float: the pixels would be floats already, and not divided - remove one of them"),
     row("data=h5 data.path=/tmp/rows.parquet", "data.path=/tmp/rows.parquet: is not HDF5 - use data=parquet data.path=/tmp/rows.parquet 'data.fields={x: COLUMN, y: COLUMN}' (docs/parquet.md)"),
     row("data/transforms=[mixup] data.transforms.mixup.alpha=0", "data.transforms.mixup.alpha: must be > 0, got 0"),
     row("trainer.clip_norm=-1", "trainer.clip_norm: must be > 0, got -1.0"),

@@ -40,7 +40,7 @@ def _with_indicators(shape: list[int], field: str, data: Any) -> list[int]:
     """Return the shape of a sample with the columns that FillMissing appends. data: the group `data`."""
     for node in (data.get("transforms") or {}).values():
         if hasattr(node, "get") and node.get("_target_") == FILLS_MISSING and node.field == field:
-            shape[-1] += len(node.columns)
+            shape[-1] += len(node.columns) if isinstance(node.columns, Sequence) else 0  # refused when it is built
     return shape
 
 

@@ -446,8 +446,12 @@ LABELS = ("data.transforms.mixup.num_classes=2",)
         ("flip,channels_first", ("data.transforms.flip.dim=-2",), None),
         ("flip,channels_first", ("data.transforms.flip.field=mask",), None),  # another field
         ("to_float,channels_first,flip,crop", (), None),
-        ("cast,to_float", (), "cast: is before data.transforms.to_float: the pixels .* - remove one of them"),
-        ("to_float,cast", (), None),
+        ("normalize,color", ("data.transforms.normalize.mean=[120]",), "normalize: is before data.transforms.color"),
+        ("normalize,color", ("data.transforms.normalize.mean=[null]",), "normalize.mean: expected a list"),
+        ("channels_first,flip", ("data.transforms.channels_first.field=3",), "channels_first.field: expected text"),
+        ("channels_first,flip", ("data.transforms.channels_first.field=[[x]]",), "channels_first.field: expected text"),
+        ("missing,normalize", (*STATISTICS, "data.transforms.missing.columns=3"), "missing.columns: expected"),
+        ("cast,to_float", (), None),  # tables, of which both are right
     ],
 )
 def test_an_order_with_wrong_values_is_refused(tmp_path: Path, chain: str, more: Any, line: str | None) -> None:

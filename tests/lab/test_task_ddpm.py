@@ -12,6 +12,7 @@ from shipped import Shipped
 from torch import Tensor, nn
 
 from lab import load_run
+from lab.predict import Prediction, predict
 from lab.tasks.base import TaskRun
 from lab.tasks.ddpm import DDPM, noise_added
 from samebits.errors import ConfigError
@@ -108,6 +109,13 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
             start_run(tmp_path / "run", *SMALL, *RUN, *more)
 
 
-def test_it_has_no_prediction() -> None:
-    with pytest.raises(ConfigError, match=r"^task=ddpm: has no prediction .*load_run\(RUN\)\.sample\(64\)"):
-        DDPM(10, "cosine", 2, 0).predict(nn.Identity(), {"x": torch.rand(3, 1, 2, 2)})
+def test_it_has_no_prediction_but_evaluations(tmp_path: Path) -> None:
+    """A new run rehearses its evaluation, and what reads a prediction names the remedy."""
+    run = start_run(tmp_path / "run", *SMALL, *RUN, "trainer.max_steps=2", "trainer.eval_every=1")
+    assert len(values(run, "val/loss")) == 2
+    for what in (
+        lambda: load_run(run).predict(torch.zeros(2, 8, 8, dtype=torch.uint8).unsqueeze(1)),
+        lambda: predict(Prediction([run], "val", tmp_path / "out.h5", [], []), 1, False),
+    ):
+        with pytest.raises(ConfigError, match=r"^task=ddpm: has no prediction .*load_run\(RUN\)\.sample\(64\)"):
+            what()

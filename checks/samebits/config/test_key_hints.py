@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,12 +65,53 @@ def test_a_key_with_one_typo_is_named(typo: str, choices: tuple[str, ...]) -> No
         "data.transforms.own.mean": " (data.transforms has: to_float) - add a new key with a plus, "
         "+data.transforms.own._target_=...",
         "data.fields.name": " (data.fields has: x, y) - add a new key with a plus, +data.fields.name=0",
+        "data.order.seed": " (data.order has: ) - add a new key with a plus, +data.order.seed=0, if "
+        "samebits.data.order.shuffled accepts it",
     }.items(),
 )
 def test_a_key_of_another_option(key: str, hint: str) -> None:
     """A plus is suggested only where no option has the key, and an entry of a list of nodes needs its class."""
     line = unknown_key(PROGRAM, key, [f"{key}=0"], composed)
     assert line.partition(": no such key")[2] == hint
+
+
+@needs("conf/logger/wandb.yaml", "conf/data/transforms/crop.yaml", "conf/callback/curves.yaml")
+@pytest.mark.parametrize(
+    ("key", "chosen", "hint"),
+    [
+        ("data.transforms.flip.seed", "data/transforms=[to_float,crop]", "data/transforms=[to_float,crop,flip]"),
+        ("callback.curve.x", "callback=[pictures,graph]", "callback=[pictures,graph,curves]"),
+        ("callback.curve.x", "callback=pictures,graph", "callback=curves"),  # a sweep
+        ("logger.wandb.project", "logger=tensorboard", "logger=wandb"),  # its options are no nodes with a class
+    ],
+)
+def test_the_options_that_are_chosen_stay(key: str, chosen: str, hint: str) -> None:
+    line = unknown_key(PROGRAM, key, [chosen, f"{key}=0"], composed)
+    assert f": no such key - choose {hint} (" in line
+
+
+@needs("conf/data/parquet.yaml", "conf/experiment/image_folder.yaml")
+def test_the_command_of_a_yaml_is_for_who_lacks_a_part_of_it(tmp_path: Path) -> None:
+    """Its placeholders and remarks are no parts, and no argument but an option is read as a file."""
+    typed = ["data=parquet", "data.path=animals"]
+    error, chosen = "data.fields.y: no column", {"data": "parquet", "experiment": "image_folder"}
+    hint = recipe_hint(error, chosen, typed, PROGRAM.conf)
+    assert hint.endswith("data=parquet data.path=FOLDER 'data.fields={x: [age, height, weight], y: species}'")
+    for fields in (["data.fields={x: age, y: sort}"], ["data.fields.x=age", "data.fields.y=sort"]):
+        assert recipe_hint(error, chosen, [*typed, *fields], PROGRAM.conf) == ""
+    hint = recipe_hint(error, chosen, ["experiment=image_folder"], PROGRAM.conf)
+    assert hint.endswith(": ./run train experiment=image_folder data.path=photos")
+    assert recipe_hint(error, chosen, ["experiment=image_folder", "data.path=a"], PROGRAM.conf) == ""
+    folder = tmp_path / "private"
+    for name in (str(folder / "a"), "x" * 300):
+        assert recipe_hint(error, chosen, [f"data.path={name}", f"{name}=1"], Refusing(PROGRAM.conf)) == ""
+
+
+class Refusing(type(Path())):  # type: ignore[misc]
+    """A folder of which no file may be looked at."""
+
+    def is_file(self, **more: Any) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
 
 
 @needs("conf/task/mae.yaml", "conf/task/gan.yaml", "conf/task/streaming.yaml")

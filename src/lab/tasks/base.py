@@ -92,16 +92,15 @@ class Task(nn.Module):
     stateful = False
     reads_device = False  # True: the method must read values from the device in a step; TaskTests then allows it
     not_restored_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
+    no_prediction = ""  # the error of `predict`, if the task computes nothing from a given sample
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile must not compile
     metrics: Mapping[str, Metric] = {}  # {name: metric}; logged as val/<name>
     run: TaskRun = TaskRun()
     # Networks that the task uses but does not train: {name: path of a run or checkpoint, a module, or None for a copy
     # of the model at the start of the run}. Set it in __init__. After `setup`, self.frozen_networks[name] is the
-    # network, on the device, in eval mode and without gradients. It is saved once, in the run's folder `frozen`, not in
-    # every checkpoint.
+    # network, on the device, in eval mode and without gradients. It is saved once, in the run's folder `frozen`.
     frozen_networks: Mapping[str, Any] = {}
-    # Number of training batches for recomputing the BatchNorm statistics of the weight average; 0: do not recompute
-    # them
+    # Number of training batches for recomputing the BatchNorm statistics of the weight average; 0: they stay
     bn_update_batches = 0
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
@@ -121,6 +120,8 @@ class Task(nn.Module):
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """Return what predict.py writes: a tensor (B, ...) or {name: tensor}. The default is the output of `losses`,
         which usually needs labels: override it to predict without labels."""
+        if self.no_prediction:
+            raise ConfigError(self.no_prediction)
         return self.losses(model, batch)[1]
 
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any] | None:
@@ -158,8 +159,7 @@ class Task(nn.Module):
         """Run one step: call optimizer_step(objective, batches) for each objective to update. Return the values to log.
 
         step: number of the step, from 0. batches: iterator over the micro-batches of this step; to use them twice, keep
-        list(batches). To change gradients before the update, call optimizer_step.gradients, .parameters and .update
-        (lab/optimizer_step.py)."""
+        list(batches). To change gradients before the update, call optimizer_step.gradients, .parameters, .update."""
         return optimizer_step("", batches)
 
     def on_step_end(self, model: nn.Module) -> None:

@@ -24,6 +24,10 @@ class DDPM(Task):
     """
 
     needs_sample_ids = True
+    no_prediction = (
+        "task=ddpm: has no prediction for a sample, because it generates new images - draw them in Python, "
+        "lab.load_run(RUN).sample(64)"
+    )
 
     def __init__(self, steps: Count, schedule: Literal["cosine", "linear"], channels: Count, seed: int) -> None:
         super().__init__()
@@ -57,13 +61,6 @@ class DDPM(Task):
         if output.numel() != x.numel():
             raise ConfigError(f"model: {tuple(output.shape[1:])} for an image {tuple(x.shape[1:])} - model.num_outputs")
         return output.view(x.shape)
-
-    def predict(self, model: nn.Module, batch: Batch) -> Any:
-        """Raise ConfigError: the model draws new images, it computes nothing from a given one."""
-        raise ConfigError(
-            "task=ddpm: has no prediction for a sample, because it generates new images - draw them in Python, "
-            "lab.load_run(RUN).sample(64)"
-        )
 
     def sample(self, model: nn.Module, count: int) -> Tensor:
         """Return `count` images in [0, 1] by algorithm 2 of the paper. As in its code, intermediate images are

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from samebits.errors import ConfigError
@@ -33,13 +33,15 @@ def _always(first: Node, then: Node) -> bool:
 
 
 def _marks_statistics(first: Node, then: Node) -> bool:
-    return AUTO in (then.get("mean"), then.get("std")) and len(first.get("columns") or ()) > 0
+    columns = first.get("columns")
+    return AUTO in (then.get("mean"), then.get("std")) and isinstance(columns, Sequence) and len(columns) > 0
 
 
 def _moves_pixels(first: Node, then: Node) -> bool:
-    """Return True if pixels in [0, 1] become negative. A scaling to [0, 1], mean=[0] std=[255], is right."""
+    """Return True if pixels become negative. A scaling to [0, 1], mean=[0] std=[255], is right."""
     mean = first.get("mean")
-    return mean == AUTO or (isinstance(mean, Sequence) and any(0 < value < 1 for value in mean))
+    numbers = [value for value in _items(mean) if isinstance(value, (int, float))]
+    return mean == AUTO or any(value > 0 for value in numbers)
 
 
 def _along_channels(first: Node, then: Node) -> bool:
@@ -64,10 +66,6 @@ RULES = (
         (f"{HERE}fields.RandomFlip",), (f"{HERE}fields.ChannelsFirst",), _along_channels,
         "dim=-1 would mirror the channels",
     ),
-    Rule(
-        (f"{HERE}fields.Cast",), (f"{HERE}fields.ToFloat",), _always,
-        "the pixels would be floats already, and not divided - remove one of them",
-    ),
 )  # fmt: skip
 
 
@@ -81,10 +79,14 @@ def check_order(chain: Sequence[tuple[str, Node]]) -> None:
                 pair = first.get("_target_") in rule.first and then.get("_target_") in rule.then
                 if pair and rule.wrong(first, then):
                     name, other = (one.rpartition(".")[2] for one in (earlier, key))
-                    remedy = "" if "remove" in rule.why else f" - put {name} after {other} in data/transforms"
-                    raise ConfigError(f"{earlier}: is before {key}: {rule.why}{remedy}")
+                    remedy = f"put {name} after {other} in data/transforms"
+                    raise ConfigError(f"{earlier}: is before {key}: {rule.why} - {remedy}")
 
 
-def _fields(node: Node) -> Iterator[str]:
-    given = node.get("field")
-    yield from [given] if isinstance(given, str) else given or ()
+def _fields(node: Node) -> list[str]:
+    return [field for field in _items(node.get("field")) if isinstance(field, str)]
+
+
+def _items(value: Any) -> Sequence[Any]:
+    """Return the items of a list, or a list of the value. A user's own class may have a `field` of any type."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]

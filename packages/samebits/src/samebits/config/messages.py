@@ -261,7 +261,8 @@ def added(project: Project, key: str, node: dict[str, Any], argv: Sequence[str])
 
 def _composed(project: Project, argv: Sequence[str], compose: Compose) -> dict[str, Any]:
     """Return the config with only the group choices of argv; the default config if these do not compose."""
-    groups = {a: a.lstrip("+").partition("=")[0].partition("@")[0] for a in argv if "," not in a}  # +group@place=option
+    single = [a for a in argv if "," not in re.sub(r"\[.*?\]", "", a)]  # lists, but no sweeps
+    groups = {a: a.lstrip("+").partition("=")[0].partition("@")[0] for a in single}  # +group@place=option
     chosen = [a for a, group in groups.items() if (project.conf / group).is_dir()]
     try:
         return compose(project, chosen)

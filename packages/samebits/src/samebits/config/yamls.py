@@ -214,15 +214,17 @@ def option_for(key: str, node: Mapping[str, Any], argv: Sequence[str], conf: Pat
     group = above.replace(".", "/")
     there, several = options(group, argv, conf), takes_several(group, argv, conf)
     if match := nearest(name, [one for one in there if one not in node]):
-        names = [*(one for one in there if one in node and several), match]
+        names = [*(one for one in node if one in there and several), match]
         return f"{group}={','.join(names)}" if len(names) == 1 else f"{group}=[{','.join(names)}]"
     having = [] if several else [one for one in there if name in content_of(f"{group}/{one}", argv, conf)]
     return " or ".join(f"{group}={one}" for one in having[:3])
 
 
 def takes_several(group: str, argv: Sequence[str], conf: Path) -> bool:
-    """Return True if several options of a group can be chosen, because each has a key of its own, its name."""
-    return any(one in content_of(f"{group}/{one}", argv, conf) for one in options(group, argv, conf))
+    """Return True if several options of a group can be chosen, because each has a key of its own, its name, with a
+    node."""
+    own = (content_of(f"{group}/{one}", argv, conf).get(one) for one in options(group, argv, conf))
+    return any(isinstance(node, Mapping) and "_target_" in node for node in own)
 
 
 def content_of(name: str, argv: Sequence[str], conf: Path) -> Mapping[str, Any]:
@@ -233,23 +235,36 @@ def content_of(name: str, argv: Sequence[str], conf: Path) -> Mapping[str, Any]:
 
 def recipe_hint(error: str, choices: Mapping[str, Any], argv: Sequence[str], conf: Path) -> str:
     """Return the hint at the command with which the yaml of a chosen option begins, `# ./run train ...`, if the command
-    line differs from it in a group or key that the error is about; otherwise an empty text.
+    line lacks one of its options or keys, and it sets what the error is about; otherwise an empty text.
 
     error: its line. choices: {group: chosen option}. An error that names no key may be about any of the option's
-    groups."""
+    groups. The values of keys are not compared, because that command may have placeholders."""
     about = found[1] if (found := re.match(r"([a-z_]+)(?=[.=:/])", error)) else ""
     for group, _, option in (argument.partition("=") for argument in argv):
-        text = next((f for folder in folders(argv, conf) if (f := folder / group / f"{option}.yaml").is_file()), None)
-        if text is None or choices.get(group) != option:
+        if choices.get(group) != option:
             continue
-        lines = re.search(r"^# \./run train ((?:.*\\\n#)*.*)", text.read_text(), re.MULTILINE)
-        words = re.sub(r"\\\n#", " ", lines[1]).split() if lines else []
-        keys = [word.lstrip("+~").partition("=")[0] for word in words]
-        is_about = not about or any(re.split(r"[./@]", key)[0] in (about, "experiment") for key in keys)
-        chosen = [f"{name}={choice}" for name, choice in choices.items()]
-        if is_about and not {*words} <= {*argv, *chosen}:
-            return f" - conf/{group}/{option}.yaml begins with a command that trains it: ./run train {' '.join(words)}"
+        file = next((f for folder in folders(argv, conf) if (f := folder / group / f"{option}.yaml").is_file()), None)
+        lines = re.search(r"^# \./run train ((?:.*\\\n#)*.*)", file.read_text(), re.MULTILINE) if file else None
+        # a remark may follow after several spaces
+        command = re.sub(r"\s*\\\n#\s*", " ", lines[1]).partition("  ")[0].strip() if lines else ""
+        words = re.findall(r"(?<!\S)['\"]?([\w+~][\w./@]*=[^\s'\"]*)", command)
+        is_about = not about or any(re.split(r"[./@]", key_of(word))[0] in (about, "experiment") for word in words)
+        if is_about and any(lacks(argv, choices, word) for word in words):
+            return f" - conf/{group}/{option}.yaml begins with a command that trains it: ./run train {command}"
     return ""
+
+
+def lacks(argv: Sequence[str], choices: Mapping[str, Any], word: str) -> bool:
+    """Return True if `word` names an option that is not chosen, or a key that argv does not set, nor one below it."""
+    key, option = key_of(word), word.partition("=")[2]
+    if key in choices:
+        return word not in argv and choices[key] != option
+    return not any(f"{key_of(argument)}.".startswith(f"{key}.") for argument in argv)
+
+
+def key_of(argument: str) -> str:
+    """Return the key or group of an override: +data.weights.old=1 -> data.weights.old."""
+    return argument.lstrip("+~").partition("=")[0]
 
 
 def check_primary(argv: Sequence[str], conf: Path) -> None:
