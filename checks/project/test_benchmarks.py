@@ -83,6 +83,7 @@ BESIDE = {  # which test runs it
     "benchmarks/gpu_ours.py": "benchmarks/gpu_common.py",  # started by gpu.py
     "benchmarks/gpu_peers.py": "benchmarks/gpu_common.py",
     "benchmarks/operations.py": "checks/project/test_benchmarks.py",
+    "benchmarks/scale_shards.py": "checks/project/test_many_ranks.py",
     "benchmarks/sweep_rival.py": "benchmarks/sweep.py",  # needs Lightning, which this project does not install
     "tools/complete.bash": "checks/project/test_completion.py",
     "tools/constraints.py": "checks/project/test_environment.py",
@@ -90,6 +91,7 @@ BESIDE = {  # which test runs it
     "tools/make_digits.py": "tests/lab/test_parts.py",
     "tools/mutate.py": "checks/project/test_mutations.py",
     "tools/remote.py": "checks/project/test_remote.py",
+    "tools/remote_arguments.py": "tools/remote.py",  # checks arguments before anything is copied
     "tools/release.py": "checks/project/test_wheels.py",
     "tools/schema.py": "checks/project/test_schema.py",
     "tools/wheels.py": "checks/project/test_wheels.py",
