@@ -166,7 +166,7 @@ def check_words(folder: str, host: str, options: list[str], command: list[str]) 
     """Raise Failed for words that are not in the order of ./run remote, or that it does not know."""
     if not re.fullmatch(r"(~/)?[\w./+@-]*[\w+@][\w./+@-]*", folder) or ".." in folder.split("/"):
         raise Failed(f"--folder {folder}: give a path of letters, digits and ./_+@-, without ..")
-    commands = re.findall(r"^  ([a-z0-9]+)  +\w", (ROOT / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    commands = re.findall(r"(?:^|\\n)  ([a-z0-9]+)  +\w", (ROOT / "run").read_text(encoding="utf-8"), re.MULTILINE)
     known = (*commands, *ACTIONS, "help")
     if host in known and (not command or command[0] not in known):
         raise Failed(

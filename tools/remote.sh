@@ -35,6 +35,7 @@ runs() { [ ! -d .remote/runs ] || ls -r .remote/runs; } # the newest first
 batch_jobs() { # folder: of this one, with a / at its end; or nothing: of this one, and sweeps that its runs made elsewhere
   local jobs id path elsewhere=() below=(-e "|$PWD/$1" -e "|$(pwd -P)/$1" -e "|$(realpath -- "${1:-.}")/")
   command -v squeue >/dev/null || return 0
+  [ "${1:0:1}" != / ] || below+=(-e "|$1") # by the path that the sweep has used, which may be a link
   for id in $([ -n "$1" ] || runs); do
     path=$(sweep "$id")
     [ "${path:0:1}" != / ] || elsewhere+=("$path") below+=(-e "|$path/" -e "|$(realpath -- "$path")/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -142,7 +143,7 @@ def test_mistakes_in_arguments_are_found_before_anything_is_copied(there: There)
         (("optim.lrr=1",), "error: optim.lrr: no such key - did you mean optim.lr?"),
         (("-m", "trainer.max_steps=3,many", "seed=0,1"), "error: trainer.max_steps: expected an integer or null"),
         (("--epochs", "3"), "error: unrecognized arguments: --epochs"),
-        (("data=h5", "data.path=only/there.h5", "hardware=cuda", "hydra/launcher=slurm", "-m"), None),
+        (("data=h5", "data.path=only/there.h5", "hardware=gpu", "hydra/launcher=slurm", "-m"), None),
         (("resume=outputs/there", "optim.lrr=1"), None),
     ):
         done = there.started("box", "train", *arguments)
@@ -151,7 +152,8 @@ def test_mistakes_in_arguments_are_found_before_anything_is_copied(there: There)
             assert there.said().splitlines()[-1].startswith(said)
             assert not (there.copy / ".remote/files").exists()
         else:
-            wait_for(lambda: "started" in there.said(), seconds=60)
+            wait_for(lambda: {"started", "error:"} & {*there.said().split()}, seconds=60)
+            assert "started" in there.said(), there.said()
             (there.copy / "go").touch()
             assert done.wait(limit(60)) == 7
 
@@ -312,6 +314,11 @@ def test_batch_jobs_are_those_of_this_folder_whatever_its_path_is(there: There) 
     (there.folder / "down").unlink()
     (there.folder / "queue").write_text("")
     there.run("box", "work")
+    link = there.home / "remote/lab/outputs"  # absolute, and by a link: SLURM has the path that was submitted
+    (there.here / "run").write_text(SWEEPS.replace("outputs/", f"{link}/"))
+    there.run("box", "work")
+    (there.folder / "queue").write_text(f"15|{link}/a/sweeps/s/.slurm/{token}\n")
+    assert "cancelled in SLURM's queue: 15\n" in there.run("box", "stop")
 
 
 def test_a_foreign_folder_is_refused(there: There) -> None:
@@ -346,6 +353,15 @@ def test_mistakes_are_one_line(there: There, arguments: tuple[str, ...], said: s
     assert text.splitlines()[-1].startswith("error: ")
     assert said in text.splitlines()[-1]
     assert "Traceback" not in text
+
+
+def test_each_command_of_run_is_known() -> None:
+    check = runpy.run_path(str(ROOT / "tools/remote.py"))["check_words"]
+    cases = re.findall(r"^((?:\w+ \| )*\w+)\) ;;", (ROOT / "run").read_text(), re.MULTILINE)
+    commands = [command for case in cases for command in case.split(" | ")]
+    assert {"train", "pip", "bench"} <= {*commands}
+    for command in commands:
+        check("remote/lab", "box", [], [command])
 
 
 @pytest.mark.parametrize("side", ["here", "there"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from samebits.world import process_group, world_of_one
 # what an evaluation reads: these groups, with the keys of `trainer` that choose its samples and batches
 READ = ("data", "hardware", "model", "quantization", "rules", "seed", "task")
 READ_OF_TRAINER = ("global_batch_size", "max_eval_batches", "pad_eval_batches")
+# of these groups only training reads; hardware.micro_batch_size is read where hardware.eval_batch_size is null
+ONLY_TRAINING = ("data.overfit", "hardware.cuda_graph")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     path: a run directory or checkpoint. overrides: key=value for the run's config. num_procs: processes that will share
     the samples of the split."""
     model, cfg, file, payload = restore_model(path, overrides)
-    check_effects(overrides)
+    check_effects(overrides, split)
     set_processes(cfg, num_procs)
     config = check(cfg, trains=False)
     hardware = resolve_auto_as_recorded(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
@@ -60,11 +63,22 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     return Restored(model, task, Experiment(config, hardware, world_of_one(), {split: dataset}), file)
 
 
-def check_effects(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for an override that only training reads."""
+def check_effects(overrides: Sequence[str], split: str) -> None:
+    """Raise ConfigError for an override that only training reads, or that only the start of a run reads."""
     for override in overrides:
-        group, _, name = override.partition("=")[0].partition(".")
-        if group not in READ and not (group == "trainer" and name in READ_OF_TRAINER):
+        key, _, value = override.partition("=")
+        group, _, name = key.partition(".")
+        if found := re.fullmatch(r"(data(?:\.parts\.[^.]+)?)\.(split_ratio|split_by)", key):
+            raise ConfigError(
+                f"{override}: has no effect on a trained model, because its config has the splits that a new run makes "
+                f"of it - set {found[1]}.splits.{split}.rows, such as {found[1]}.splits.{split}.rows=[0.9, 1]"
+            )
+        if key == "hardware.num_procs":
+            raise ConfigError(
+                f"{override}: has no effect on a trained model - remove it; evaluate uses one process, and predict "
+                f"takes --procs {value}"
+            )
+        if key in ONLY_TRAINING or (group not in READ and not (group == "trainer" and name in READ_OF_TRAINER)):
             raise ConfigError(
                 f"{override}: has no effect on a trained model, because only training reads it - remove it; to change "
                 "training, start a run with it"

@@ -165,6 +165,13 @@ def test_folds_partition_the_training_rows_of_any_files(folder: Path, tmp_path: 
     )
     assert [len(found[split]) for split in ("train", "val", "test")] == [50, 50, 35]
     assert {*found["train"], *found["val"]} == {*range(70), *range(135, 165)}
+    with pytest.raises(
+        ConfigError, match=r"^data\.splits\.train\.rows=.*: uses only a share of the rows of files=0/\*"
+    ):
+        ids_of(  # the fold that is the validation split does not use the rest
+            f"data.path={folder}", "data.splits.train.files='0/*'", *files[1:], "data.splits.val=null", "data.folds=2",
+            "data.fold=0",
+        )  # fmt: skip
 
 
 def test_options_of_folds_that_do_not_fit_are_one_line(folder: Path) -> None:

@@ -59,6 +59,18 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path, monkeypatch: pyt
     )
     with pytest.raises(ConfigError, match=r"^--split val_soft: no such split \(data\.splits has train, val, test, "):
         score_checkpoint(run, "val_soft", [])
+    for override, said in (
+        (
+            "data.split_ratio=10/10/80",
+            r"set data\.splits\.test\.rows, such as data\.splits\.test\.rows=\[0\.9, 1\]$",
+        ),
+        ("data.split_by=blocks", r"set data\.splits\.test\.rows"),
+        ("hardware.num_procs=2", r"predict takes --procs 2$"),
+        ("data.overfit=10", "only training reads it"),
+        ("hardware.cuda_graph=true", "only training reads it"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{override}: has no effect on a trained model.*{said}"):
+            score_checkpoint(run, "test", [override])
 
 
 @pytest.mark.slow

@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -18,12 +20,13 @@ import torch
 
 from h5rows import ConfigError, Dataset
 from h5rows.conventions import described
-from h5rows.integration import num_outputs, sample_shape
+from h5rows.integration import num_outputs, reading_once, sample_shape
 from h5rows.reading import opening
+from h5rows.reading.readers import Chunks
 
 SPLITS = ("train", "val", "test")
 FIELDS = {"x": "x", "y": "y"}
-OLD = 10**9  # ns; a file that changed in the last seconds is not remembered
+OLD = 10**9  # ns
 
 
 def write(path: Path, seed: int, rows: int = 3, splits: Sequence[str] = SPLITS, kind: str = "mapped") -> None:
@@ -65,12 +68,15 @@ def assert_as_h5py(path: str, split: str = "train") -> None:
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> None:
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget all files, and say that it is later: a file that changed in the last seconds is not remembered."""
     forget()
+    monkeypatch.setattr(described, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + 10**10))
 
 
 def forget() -> None:
-    described._files.clear()
+    for key in [*described._files]:
+        described._files.drop(key)
     described._alike.clear()
 
 
@@ -194,13 +200,53 @@ def test_a_type_that_differs_is_still_refused(tmp_path: Path) -> None:
         Dataset(**data_of(path), split="train")
 
 
-def test_a_recent_file_is_not_remembered(tmp_path: Path, opens: list[str]) -> None:
-    """Another change could leave its size and times equal."""
+@pytest.mark.parametrize("age", ["new", "old"])
+def test_a_recent_file_is_not_remembered(
+    age: str, tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another change could leave its size and times equal; with `cp -p` the mtime is always old."""
     write(tmp_path / "a.h5", 0)
-    os.utime(tmp_path / "a.h5")
+    if age == "new":
+        os.utime(tmp_path / "a.h5")
+    changed = max((tmp_path / "a.h5").stat().st_mtime_ns, (tmp_path / "a.h5").stat().st_ctime_ns)
+    monkeypatch.setattr(described, "time", SimpleNamespace(time_ns=lambda: changed + 10**9))
     for count in (1, 2):
         Dataset(**data_of(str(tmp_path / "a.h5")), split="train")
         assert len(opens) == count
+
+
+def test_a_large_description_is_kept_for_the_splits_of_one_data_set(
+    tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(described, "_MOST_BYTES", 2000)
+    write(tmp_path / "a.h5", 0)
+    for count in (1, 2):
+        with reading_once():
+            for split in SPLITS:
+                Dataset(**data_of(str(tmp_path / "a.h5")), split=split)
+        assert len(opens) == count
+    assert (described._files.nbytes, len(described._files)) == (0, 0)
+
+
+def test_a_probe_leaves_its_cache_of_no_bytes_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressed chunks of one row are decoded once in two passes, because the data set's cache has room for all."""
+    values = np.arange(8, dtype="i4")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("train/x/values", data=values, chunks=(1,), compression="gzip")
+        file["train/x/offsets"], file["train/y"] = np.arange(9), values % 4
+    data, decoded, real = data_of(str(tmp_path / "a.h5"), SPLITS[:1]), [], Chunks._decode
+
+    def counted(self: Chunks, number: int, tile: int) -> np.ndarray:
+        decoded.append(number)
+        return real(self, number, tile)
+
+    assert num_outputs(data, "y") == 4
+    assert len(described._files) == 1
+    monkeypatch.setattr(Chunks, "_decode", counted)
+    opened = Dataset(**data, split="train")
+    for _ in range(2):
+        assert [int(opened[k]["x"]) for k in range(8)] == values.tolist()
+    assert sorted(decoded) == [*range(8)]
 
 
 def test_a_file_that_is_open_for_writing_is_refused_as_before(tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ class Parquet:
                 raise ConfigError(f"{key}.files={pattern}: matches no file; there are {files.short_names[:5]}")
             rows = rows[np.repeat(chosen[files.file_of], files.sizes)]
         if (share := entry.get("rows")) is not None:
-            same = [name for name, other in splits.items() if name != split and (other or {}).get("files") == pattern]
+            others = [other or {} for name, other in splits.items() if name != split]
+            # the parts of a fold divide the same share
+            same = [e for e in others if e.get("files") == pattern and not (entry.get("fold") and e.get("fold"))]
             if pattern is not None and not same:
                 raise ConfigError(
                     f"{key}.rows={share}: uses only a share of the rows of files={pattern} - set {key}.rows=null "

@@ -34,6 +34,7 @@ from h5rows.reading.finding import find
 from h5rows.reading.layout import extents
 from h5rows.reading.opening import Identity, identity, is_remote
 from h5rows.reading.raw import ChunkCache, RawFile, raw_file
+from h5rows.reading.shared import kept
 
 _RECENT_NS = 2 * 10**9  # the coarsest times of a file system
 _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
@@ -102,18 +103,30 @@ class _Alike:
 
 
 class _Remembered(OrderedDict[tuple[str, How], _File]):
-    """The files that were described, at most _MOST_BYTES of them; the first remembered are dropped first."""
+    """The files that were described, at most _MOST_BYTES of them; the first remembered are dropped first.
+
+    A file that alone is larger is kept in `reading_once` only, for the other splits of its data set."""
 
     nbytes = 0
 
+    def find(self, path: str, how: How) -> _File | None:
+        """Return what is remembered of a file."""
+        return self.get((path, how)) or (kept() or {}).get((path, how))
+
     def put(self, path: str, how: How, known: _File, nbytes: int) -> None:
         """Remember a file, unless it changed recently. nbytes: the memory of its tables and arrays."""
-        if abs(time.time_ns() - known.state[3]) < _RECENT_NS:
+        now, times = time.time_ns(), known.state[3:5]  # a copy may keep the old mtime; its ctime is new
+        if any(abs(now - changed) < _RECENT_NS for changed in times):
             return
         self.drop((path, how))
-        self[path, how], known.nbytes = known, nbytes + 1024
+        known.nbytes = nbytes + 1024
+        if known.nbytes > _MOST_BYTES:
+            if (block := kept()) is not None:
+                block[path, how] = known
+            return
+        self[path, how] = known
         self.nbytes += known.nbytes
-        while self.nbytes > _MOST_BYTES and len(self) > 1:
+        while self.nbytes > _MOST_BYTES:
             self.drop(next(iter(self)))
 
     def drop(self, key: tuple[str, How]) -> None:
@@ -163,7 +176,7 @@ def _remembered(path: str, group: str, how: How, cache: ChunkCache) -> Group | N
         found = os.stat(path)
     except OSError:
         return None
-    state, known = _state(found), _files.get((path, how))
+    state, known = _state(found), _files.find(path, how)
     if known is None or known.state != state:
         alike = _alike.get((found.st_size, how))
         if alike is None or not stat.S_ISREG(found.st_mode) or not _is_alike(path, state[:4], alike):
@@ -193,7 +206,7 @@ def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mappin
         state = _state(os.stat(file.id.get_vfd_handle()))
         opened = how.open(file, group, cache)
         made = _group(opened, how)
-        before = _files.get((path, how))
+        before = _files.find(path, how)
         groups = dict(before.groups) if before is not None and before.state == state else {}
         with suppress(*_DAMAGED):
             groups[group] = _closed(made)

@@ -162,8 +162,6 @@ class Chunks:
 
     def __init__(self, layout: Layout, cache: ChunkCache) -> None:
         self.layout, self._cache = layout, cache
-        # chunks of one row are read once per epoch, so the cache helps only if it can contain all of them
-        self._is_kept = layout.chunk[0] > 1 or layout.offset.size * layout.chunk_bytes <= cache.max_bytes
         self.file = raw_file(layout.path, layout.identity)
         grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
         # for each tile of a row: its position in the sample, and its part inside the dataset
@@ -196,6 +194,13 @@ class Chunks:
                 out[here] = values[there]
 
         run_in_threads(copy, groups, self.layout.chunk_bytes * len(self._tiles) * len(groups))
+
+    @property
+    def _is_kept(self) -> bool:
+        """Return True if decoded chunks go into the cache. A described field gets another cache later."""
+        # chunks of one row are read once per epoch, so the cache helps only if it can contain all of them
+        layout = self.layout
+        return layout.chunk[0] > 1 or layout.offset.size * layout.chunk_bytes <= self._cache.max_bytes
 
     def _chunk(self, number: int, tile: int) -> np.ndarray:
         """Return tile `tile` of row chunk `number`, decoded."""

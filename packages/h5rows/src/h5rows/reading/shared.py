@@ -17,8 +17,8 @@ _kept: ContextVar[dict[Any, Any] | None] = ContextVar("kept", default=None)
 
 @contextmanager
 def reading_once() -> Iterator[None]:
-    """In this block, keep the columns that data sets read to choose their rows or to number their classes, so that the
-    splits of one data set read them once."""
+    """In this block, keep the columns that data sets read to choose their rows or to number their classes, and large
+    descriptions of files, so that the splits of one data set read them once."""
     token = _kept.set({})
     try:
         yield
@@ -26,18 +26,23 @@ def reading_once() -> Iterator[None]:
         _kept.reset(token)
 
 
+def kept() -> dict[Any, Any] | None:
+    """Return what is kept until the end of the block of `reading_once`; None outside of such a block."""
+    return _kept.get()
+
+
 def once(files: Sequence[str], key: object, make: Callable[[], Any], swmr: bool, external: str) -> Any:
     """Return make(); in `reading_once`, return the result of an earlier call for the same files and key.
 
     Files that may change while they are open, or that lead to other files, are read again.
     """
-    kept = _kept.get()
-    if kept is None or swmr or external != REFUSE_EXTERNAL or any(map(is_remote, files)):
+    block = kept()
+    if block is None or swmr or external != REFUSE_EXTERNAL or any(map(is_remote, files)):
         return make()
     whole = (*zip(files, map(identity, files)), str(key))
-    if whole not in kept:
-        kept[whole] = make()
-    return kept[whole]
+    if whole not in block:
+        block[whole] = make()
+    return block[whole]
 
 
 def coded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
