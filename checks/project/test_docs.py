@@ -134,7 +134,9 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parquet.write_table(pyarrow.table(columns), path.with_name("rows.parquet"))
     with h5py.File(path.with_name("other.h5"), "w") as file:
         for split in ("train", "val", "test"):
-            file[f"{split}/x/values"], file[f"{split}/x/offsets"] = np.arange(30) % 7, np.array([0, 9, 30])
+            for name in ("x", "text"):
+                file[f"{split}/{name}/values"], file[f"{split}/{name}/offsets"] = np.arange(30) % 7, [0, 9, 30]
+            file[f"{split}/label"] = [0, 1]
             file[f"{split}/images"], file[f"{split}/part"], file[f"{split}/S"] = (
                 ["1.jpg"], np.zeros((1, 17, 2)), np.zeros((1, 17, 3))
             )  # fmt: skip
@@ -158,7 +160,7 @@ def check_overrides(words: list[str], text: Path) -> None:
         kept.append(f"data.path={text.parent / 'photos'}")
     if "data=parquet" in words:
         kept.append(f"data.path={text.with_name('rows.parquet')}")
-    if {"task=pose", "task=clip", "experiment=sequences", "experiment=preferences"} & set(words):
+    if {"task=pose", "task=clip", "data=texts", "experiment=sequences", "experiment=preferences"} & set(words):
         kept.append(f"data.path={text.with_name('other.h5')}")
     if {"task=finetune", "experiment=preferences"} & set(words):
         kept.append(f"task.weights={text}")
