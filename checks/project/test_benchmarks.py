@@ -68,7 +68,7 @@ SMALL = {
     "benchmarks/save.py": f"{ONE} --mb 1 --folder {{}}",
     "benchmarks/scale.py": ONE,
     "benchmarks/scale_ranks.py": ONE,
-    "benchmarks/seeds.py": "--tables 20",
+    "benchmarks/seeds.py": "--tables 4",
     "benchmarks/startup.py": ONE,
     "benchmarks/startup_ranks.py": ONE,
     "benchmarks/step.py": f"{ONE} --steps 50",
