@@ -74,8 +74,9 @@ def test_what_is_written_is_compared_with_memory_alone(tmp_path: Path, monkeypat
 def test_rows_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, many = make(tmp_path / "a.h5", 1 << 40, chunks=(1 << 20,)), {"chunks": (1 << 20,), "dtype": "i8"}
     assert len(h5rows.open(path, {"x": "x"})) == 1 << 40
-    splits = {"train": {"group": "/", "rows": [0, 0.5]}}
+    splits = {"train": {"group": "/", "rows": [0, 0.5], "by": "blocks"}}
     assert len(h5rows.Dataset(path, {"x": "x"}, "train", splits)) == 1 << 39
+    splits["train"]["by"] = "random"
     with (
         pytest.raises(h5rows.ConfigError, match=r"1,099,511,627,776 row numbers that are shuffled take"),
         integration.split_version(1),
