@@ -14,7 +14,7 @@ from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import NOT_COMPUTED
-from samebits.saved import flat, is_seed, portable
+from samebits.saved import flat, is_seed, portable, same_value
 from samebits.status import shown
 from samebits.sweeps.report.analyse import Group, caution, show
 from samebits.sweeps.report.read import CONFIG, Job, Study
@@ -92,7 +92,7 @@ def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequenc
     wanted, got = (flat(_part(cfg, left_out)) for cfg in (_whole(project, job), again))
     absent = object()
     for key in [*wanted, *got]:
-        if wanted.get(key, absent) != got.get(key, absent):
+        if not same_value(wanted.get(key, absent), got.get(key, absent)):
             raise ConfigError(
                 f"{job.path / CONFIG}: {key} cannot be reproduced by an experiment yaml (a deletion, or conf/ has "
                 "changed since); use the list of overrides"
@@ -107,7 +107,7 @@ def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             if inner := _difference(base[key], value, [path for path in below if path]):
                 out[key] = inner
-        elif [] in below or key not in base or base[key] != value or type(base[key]) is not type(value):
+        elif [] in below or key not in base or type(base[key]) is not type(value) or not same_value(base[key], value):
             out[key] = value
     return out
 
