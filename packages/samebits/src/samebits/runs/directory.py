@@ -19,6 +19,7 @@ from samebits.errors import (
     DirectoryLockedError,
 )
 from samebits.files import (
+    floats_as_text,
     read_file,
     read_json,
     remove_leftovers,
@@ -164,7 +165,7 @@ def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
     named = {key: plain(OmegaConf.select(cfg, key)) for key in was if key in known_files}
     now_files = fingerprints(project.root, named)
     if was := {k: v for k, v in was.items() if k not in now_files or not is_same(now_files[k], known_files[k])}:
-        change["was"] = was
+        change["was"] = floats_as_text(was)
     if read_status(directory).get("status") != "queued":  # the sweep has already recorded the code of queued jobs
         known = surroundings(project.root)
         if (here := code_here(project.root, known)) != codes_of(directory)[-1]:

@@ -247,9 +247,7 @@ def _told_apart(group: Group, all_groups: Sequence[Group]) -> str:
     """Return a label that is unique among groups with equal labels: with the values in which they differ."""
     alike = [other.values for other in all_groups if other.label == group.label]
     absent = object()
-    keys = [
-        key for key in group.values if not all(same_value(one.get(key, absent), group.values[key]) for one in alike)
-    ]
+    keys = [k for k, v in group.values.items() if not all(same_value(one.get(k, absent), v) for one in alike)]
     shown = [f"{key}={v if isinstance(v := group.values[key], float) else show(v)}" for key in keys[:FEW_KEYS]]
     if len({repr([one.get(key) for key in keys[:FEW_KEYS]]) for one in alike}) < len(alike) or not shown:
         shown.append(group.jobs[0].key)
