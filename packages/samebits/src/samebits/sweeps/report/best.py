@@ -144,7 +144,7 @@ def _defaults(project: Project, overrides: list[str], wanted: dict[str, Any], jo
 
 def _replaced(node: dict[str, Any], by: dict[str, Any], keys: Collection[str], at: str = "") -> dict[str, Any]:
     """Return the node with the values of `by` at these dotted keys, if it has them."""
-    out = {}
+    out: dict[str, Any] = {}
     for name, value in node.items():
         key, other = join(at, str(name)), by.get(name)
         if isinstance(value, dict) and isinstance(other, dict):
