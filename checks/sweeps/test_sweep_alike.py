@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import QUICK
+import yaml
+from common import QUICK, needs
 
 from lab.program import PROGRAM
 from samebits.code import codes_of, environment
@@ -18,7 +19,7 @@ from samebits.config import initialize, register_resolvers
 from samebits.saved import JobConfig, dependents, unswept
 from samebits.status import RESULT, write_status
 from samebits.sweeps import Work, drive, sweep
-from samebits.sweeps.report import best_group, groups, read_study
+from samebits.sweeps.report import best_group, groups, read_study, save_best
 from samebits.sweeps.report.best import override_list
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.page import data
@@ -169,6 +170,9 @@ def test_what_the_jobs_were_told_is_no_difference(command: Command, conf: Path, 
         ([{"a": 1, "seed": 1}, {"a": 1, "seed": 2}], ["seed"], {}, []),
         ([{"a": 1, "seed": 1}, {"a": 2, "seed": 2}], ["seed"], {}, ["a"]),
         ([{"a": 1, "seed": 1}, {"a": 1, "b": 1, "seed": 2}], ["seed"], {}, ["b"]),
+        ([{"a": float("nan"), "seed": 1}, {"a": float("nan"), "seed": 2}], ["seed"], {}, []),
+        ([{"a": [1, float("nan")], "seed": 1}, {"a": [1, float("nan")], "seed": 2}], ["seed"], {}, []),
+        ([{"a": [1, float("nan")], "seed": 1}, {"a": [2, float("nan")], "seed": 2}], ["seed"], {}, ["a"]),
         ([{"fold.x": 1}, {"fold.x": 2}], ["seed"], {"seed": ["fold"]}, []),
         ([{"a.b": 1}, {"a.b": 2}], ["+a.b"], {}, []),
         ([{"hardware.num_threads": 1}, {"hardware.num_threads": 2}], ["seed"], {}, []),
@@ -193,3 +197,27 @@ def test_what_is_made_of_a_key() -> None:
     follow = ["b.c", "b.seed", "d", "data.part.columns", "data.path", "data.shape", "model.out"]
     assert dependents(PROGRAM, raw, "seed") == follow
     assert dependents(PROGRAM, raw, "hydra") == ["f"]
+
+
+@needs("conf/data/parquet.yaml")
+def test_the_best_folds_of_data_without_a_default_path_are_an_experiment(command: Command, tmp_path: Path) -> None:
+    """save_best composes it and compares it with the run's config. What follows from the data is not in the yaml. The
+    jobs agree in their NaN."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"a": [0.0, 1.0, None] * 20, "b": [0.5] * 60, "kind": ["x", "y", "z"] * 20}
+    (folder := tmp_path / "rows").mkdir()
+    pq.write_table(pa.table(columns), folder / "all.parquet")
+    data_of = ["data=parquet", f"data.path={folder}", "data.fields={x: [a, b], y: kind}", "data.missing=nan"]
+    command(*data_of, "data.splits.val=null", "data.folds=2", "data.fold=0,1", "optim.lr=0.1,0.2")
+    study = read_study(PROGRAM, [tmp_path / "s"])
+    best = best_group(study)
+    assert best is not None
+    assert (best.label, len(best.jobs), study.unswept) == ("lr=0.1", 2, ())
+    path = PROGRAM.conf / "experiment" / "best_s.yaml"
+    try:
+        assert save_best(PROGRAM, study, best) == path
+        saved = yaml.safe_load(path.read_text())
+    finally:
+        path.unlink(missing_ok=True)
+    assert saved["data"].keys() == {"path", "fields", "splits", "folds", "fold", "missing"}
+    assert saved["optim"] == {"lr": 0.1}

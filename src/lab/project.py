@@ -157,7 +157,9 @@ def _divide(node: Any, key: str, place: str, folded: bool) -> None:
     splits = node.splits if place == "group" else renamed(plain(node.splits), place, "group")
     if folded:
         divided = node.get("folds") is not None and node.get("fold") is not None and node.get("split_ratio") is None
-        if place != "group" and divided and splits.get("val") is not None:
+        val = splits.get("val")
+        is_fold = isinstance(val, Mapping) and val.get("fold") == "val"  # of a saved config
+        if place != "group" and divided and val is not None and not is_fold:
             raise ConfigError(
                 f"{key}.splits.val: each fold is the validation split of a run - set {key}.split_ratio=80/0/20, or "
                 f"{key}.splits.val=null, which leaves its rows unused"

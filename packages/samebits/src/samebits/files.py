@@ -182,6 +182,26 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def floats_as_text(value: Any) -> Any:
+    """Return the value with NaN and infinity as yaml writes them (.nan, .inf, -.inf), which JSON can hold."""
+    if isinstance(value, dict):
+        return {key: floats_as_text(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [floats_as_text(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return value
+
+
+def text_as_floats(value: Any) -> Any:
+    """Return the value that `floats_as_text` was given."""
+    if isinstance(value, dict):
+        return {key: text_as_floats(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [text_as_floats(inner) for inner in value]
+    return float(value.replace(".", "")) if value in (".nan", ".inf", "-.inf") else value
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
     replace_text(path, as_json(value, indent=2) + "\n")

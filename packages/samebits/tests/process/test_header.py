@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,3 +33,17 @@ def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool)
     loader: Any = SimpleNamespace(why="")
     header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
     assert any("hardware.cuda_graph=true" in line for line in lines) is told
+
+
+def test_nan_in_a_config_is_no_change_of_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file gives its own NaN, also below a list or a mapping."""
+
+    def loaded(_: Any, directory: Path) -> dict[str, Any]:
+        rate = 0.1 if directory == tmp_path else 0.2
+        return {"data.missing": math.nan * 1, "data.fill": [1, {"x": math.nan * 1}], "optim.lr": rate}
+
+    (tmp_path / header.BEFORE).mkdir()
+    monkeypatch.setattr(header, "load_flat", loaded)
+    monkeypatch.setattr(header, "codes_of", lambda _: [None])
+    project: Any = None
+    assert header.changes_of_resume(project, tmp_path) == "optim.lr 0.2 -> 0.1"

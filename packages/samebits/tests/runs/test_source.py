@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -12,13 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from samebits.code import Code, by_code, code_changes, code_of, codes_of, environment, source, use_code
+from samebits.code import Code, by_code, changes_of, code_changes, code_of, codes_of, environment, source, use_code
 from samebits.code.environment import ENVIRONMENT, code_here, surroundings
 from samebits.code.source import code_folders, libraries_of, library_changes, python_path
 from samebits.files import write_json
 from samebits.loggers.wandb_log import upload_environment
 from samebits.runs import directory
+from samebits.saved import flat
+from samebits.schema import plain
+from samebits.sweeps.verify.recompute import undo_changes
 
 PAGE = '"""A library."""\n__version__ = "0.2.0"\n'
 FILES = {
@@ -291,3 +296,21 @@ def test_a_child_finds_the_packages(project: Path, vendored: Path, monkeypatch: 
     shutil.rmtree(project / "packages")
     monkeypatch.delenv("PYTHONPATH")
     assert python_path(project) == f"{project}/src"
+
+
+def test_what_a_resume_changed_comes_back_from_the_record(
+    project: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON has no NaN and no infinity. An older version wrote null for NaN: the NaN of the config stays."""
+    was = {"data.missing": math.nan, "data.fill": [1, -math.inf, math.inf], "data.folds": None, "optim.lr": 0.1}
+    now = {"data": {"missing": "refuse", "fill": [2], "folds": 3}, "optim": {"lr": 0.2}}
+    monkeypatch.setattr(directory, "load_flat", lambda *_: was)
+    write(run, {"checkpoints/last_000000004.pt": ""})
+    asked: Any = SimpleNamespace(root=project)
+    directory.keep_changes(asked, run, OmegaConf.create(now))
+    (change,) = changes_of(run)
+    assert repr(change["was"]) == repr(was)
+    undo_changes(project, cfg := OmegaConf.create(now), [change])
+    assert repr(flat(plain(cfg))) == repr(was)
+    undo_changes(project, cfg, [{"after": 4, "was": {"data.missing": None}}])
+    assert repr(flat(plain(cfg))) == repr(was)

@@ -20,7 +20,7 @@ from samebits import __version__
 from samebits.code.source import VENDORED, Library, is_vendored, libraries_of, library_changes, source_of
 from samebits.credentials import redacted
 from samebits.errors import CorruptFileError
-from samebits.files import read_file, read_json, replace_text, write_json
+from samebits.files import read_file, read_json, replace_text, text_as_floats, write_json
 from samebits.host import machine_changes
 from samebits.programs import GIT_DIFF, NoAnswer, git
 from samebits.schema import holds
@@ -146,7 +146,7 @@ def changes_of(run_dir: Path) -> list[dict[str, Any]]:
 
     if not isinstance(changes, list) or not all(map(is_one, changes)):
         raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its `changes` have an invalid form")
-    return changes
+    return [change | {"was": text_as_floats(change["was"])} if "was" in change else change for change in changes]
 
 
 def use_code(run_dir: Path, known: Surroundings) -> None:

@@ -19,7 +19,7 @@ from samebits.parallel import class_name, describe_shards, padding_note
 from samebits.process.rank import RankProcess
 from samebits.project import Project
 from samebits.runs import BEFORE
-from samebits.saved import load_flat, read_overrides
+from samebits.saved import load_flat, read_overrides, same_value
 from samebits.schema import show
 from samebits.shards import is_sharded
 
@@ -66,7 +66,8 @@ def changes_of_resume(project: Project, directory: Path) -> str:
     if not (directory / BEFORE).exists():
         return ""
     was, now = load_flat(project, directory / BEFORE), load_flat(project, directory)
-    keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and group_of(key) not in SAID_ELSEWHERE]
+    keys = [key for key in {**was, **now} if not same_value(was.get(key), now.get(key))]
+    keys = [key for key in keys if group_of(key) not in SAID_ELSEWHERE]
     values = [f"{key} {show(was.get(key))} -> {show(now.get(key))}" for key in keys]
     before, after = codes_of(directory / BEFORE), codes_of(directory)
     # before the first checkpoint, the code of the run is replaced instead of recorded as a change

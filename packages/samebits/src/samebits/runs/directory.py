@@ -19,6 +19,7 @@ from samebits.errors import (
     DirectoryLockedError,
 )
 from samebits.files import (
+    floats_as_text,
     read_file,
     read_json,
     remove_leftovers,
@@ -28,7 +29,7 @@ from samebits.files import (
 from samebits.locks import Busy, Lock, is_locked
 from samebits.project import Project
 from samebits.runs.data_files import files_of, fingerprints, is_same
-from samebits.saved import CONFIG, OVERRIDES, check_run_dir, flat, load_flat, portable, read_overrides
+from samebits.saved import CONFIG, OVERRIDES, check_run_dir, flat, load_flat, portable, read_overrides, same_value
 from samebits.schema import plain
 from samebits.status import (
     CHECKPOINTS,
@@ -158,13 +159,13 @@ def keep_changes(project: Project, directory: Path, cfg: DictConfig) -> None:
     step = max(map(step_of, checkpoint_files(directory / CHECKPOINTS)), default=0)
     change: dict[str, Any] = {}
     before, now = load_flat(project, directory), flat(portable(project.root, plain(cfg, resolve=False)))
-    was = {key: value for key, value in before.items() if key in now and now[key] != value}
+    was = {key: value for key, value in before.items() if key in now and not same_value(now[key], value)}
     was = {key: value for key, value in was.items() if key.split(".")[0] not in NOT_COMPUTED}
     known_files = files_of(directory) if was else {}
     named = {key: plain(OmegaConf.select(cfg, key)) for key in was if key in known_files}
     now_files = fingerprints(project.root, named)
     if was := {k: v for k, v in was.items() if k not in now_files or not is_same(now_files[k], known_files[k])}:
-        change["was"] = was
+        change["was"] = floats_as_text(was)
     if read_status(directory).get("status") != "queued":  # the sweep has already recorded the code of queued jobs
         known = surroundings(project.root)
         if (here := code_here(project.root, known)) != codes_of(directory)[-1]:

@@ -17,7 +17,7 @@ from samebits.config import absolute, agents_run, composed, is_agent_retry, quot
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo_resume
-from samebits.saved import flat, read_config, read_overrides
+from samebits.saved import flat, read_config, read_overrides, same_value
 from samebits.schema import no_such_key, plain, show
 from samebits.status import read_status, shown
 
@@ -105,7 +105,7 @@ def own_logger(
     unlike = [
         f"{LOGGER}.{key}={show(now.get(key))} ({show(value)} in the run)"
         for key, value in was.items()
-        if now.get(key) != value and not any(f"{LOGGER}.{key}".startswith(k) for k in keys)
+        if not same_value(now.get(key), value) and not any(f"{LOGGER}.{key}".startswith(k) for k in keys)
     ]
     if unlike:
         log.warning(
@@ -173,10 +173,11 @@ def check_same(project: Project, saved: DictConfig, cfg: DictConfig, key: str, w
 
     W&B attributes the scores to the values that it chose at the start of the run.
     """
-    was, now = (OmegaConf.select(one, key.lstrip("+~")) for one in (saved, cfg))
-    if not (project.conf / key).is_dir() and key.split(".")[0] not in project.neutral_groups and was != now:
+    was, now = (plain(OmegaConf.select(one, key.lstrip("+~"))) for one in (saved, cfg))
+    is_free = (project.conf / key).is_dir() or key.split(".")[0] in project.neutral_groups
+    if not is_free and not same_value(was, now):
         raise ConfigError(
-            f"{key}={show(plain(now))}: W&B's run {wandb_id} has {show(plain(was))}, and is resumed with its initial "
+            f"{key}={show(now)}: W&B's run {wandb_id} has {show(was)}, and is resumed with its initial "
             f"values; move {shown(directory)} away to start it from scratch"
         )
 
@@ -207,10 +208,10 @@ def check_followers(
         new = plain(OmegaConf.select(saved, key))
         names = {name for name, given in project.asked.items() if given == key}
         own = [at for at in before if at.rpartition(".")[2] in names and at not in raw]
-        older = [at for at in own if before[at] == before.get(key)]
+        older = [at for at in own if same_value(before[at], before.get(key))]
         for at in [*(at for at, text in raw.items() if text == f"${{{key}}}"), *older]:
             follows = at not in changed and has_key(saved, at)
-            if follows and plain(OmegaConf.select(saved, at)) != new:
+            if follows and not same_value(plain(OmegaConf.select(saved, at)), new):
                 raise ConfigError(f"{key}={show(new)}: {at} depends on it; add {at}={show(new)}")
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         folds_of,
         is_seed,
         load_flat,
+        same_value,
         unswept,
     )
     from samebits.saved.config import (

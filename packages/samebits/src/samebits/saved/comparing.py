@@ -51,6 +51,15 @@ def load_flat(project: Project, directory: Path) -> dict[str, Any]:
     return portable(was, values) if elsewhere and (was := writer(directory)) else values
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Return whether two plain values of configs are equal. NaN is equal to NaN: data.missing=nan is one setting."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_value(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
 def is_seed(key: str) -> bool:
     """Return whether the key is a seed: whether its last part is seed."""
     return key.rpartition(".")[2] == "seed"
@@ -100,12 +109,12 @@ def _differs(key: str, jobs: Sequence[JobConfig], owners: Sequence[str]) -> bool
 
     owners: the swept groups that may have set the key.
     """
-    if all(job.values.get(key, _ABSENT) == jobs[0].values.get(key, _ABSENT) for job in jobs):
+    if all(same_value(job.values.get(key, _ABSENT), jobs[0].values.get(key, _ABSENT)) for job in jobs):
         return False  # the usual case
     first: dict[tuple[str | None, ...], Any] = {}  # options -> the value of the first job that has them
     for job in jobs:
         options, value = tuple(_choice(job.overrides, group) for group in owners), job.value(key)
-        if first.setdefault(options, value) != value:
+        if not same_value(first.setdefault(options, value), value):
             return True
     return False
 

@@ -14,7 +14,7 @@ from samebits.code import by_code
 from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.runs import NOT_COMPUTED
-from samebits.saved import folds_of, is_seed
+from samebits.saved import folds_of, is_seed, same_value
 from samebits.sweeps.report.inference import mean_interval
 from samebits.sweeps.report.read import Job, Objective, Study
 
@@ -247,7 +247,7 @@ def _told_apart(group: Group, all_groups: Sequence[Group]) -> str:
     """Return a label that is unique among groups with equal labels: with the values in which they differ."""
     alike = [other.values for other in all_groups if other.label == group.label]
     absent = object()
-    keys = [key for key in group.values if any(one.get(key, absent) != group.values[key] for one in alike)]
+    keys = [k for k, v in group.values.items() if not all(same_value(one.get(k, absent), v) for one in alike)]
     shown = [f"{key}={v if isinstance(v := group.values[key], float) else show(v)}" for key in keys[:FEW_KEYS]]
     if len({repr([one.get(key) for key in keys[:FEW_KEYS]]) for one in alike}) < len(alike) or not shown:
         shown.append(group.jobs[0].key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,8 @@ from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import NOT_COMPUTED
-from samebits.saved import flat, is_seed, portable
+from samebits.saved import flat, is_seed, portable, same_value
+from samebits.schema import join
 from samebits.status import shown
 from samebits.sweeps.report.analyse import Group, caution, show
 from samebits.sweeps.report.read import CONFIG, Job, Study
@@ -56,9 +57,10 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     chosen = {g: o for g, o in choices.items() if o != base_choices.get(g) and g.split("/")[0] not in left_out}
     if lost := [g for g, o in chosen.items() if o is None]:
         raise ConfigError(f"{job.path}: {lost[0]}=null cannot be written into an experiment; use the list of overrides")
-    base = _resolved(project, [*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
+    wanted = _whole(project, job)
+    base = _defaults(project, [*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)], wanted, job)
     swept = [key.split(".") for key in group.values]
-    values = portable(project.root, _difference(_part(base, left_out), _part(_whole(project, job), left_out), swept))
+    values = portable(project.root, _difference(_part(base, left_out), _part(wanted, left_out), swept))
     dumped = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110) if values else ""
     defaults = ["defaults:", *(f"  - override /{g}: {option}" for g, option in chosen.items()), ""] if chosen else []
     path.write_text("\n".join([_header(study, group, name), *defaults, dumped]).rstrip() + "\n")
@@ -92,7 +94,7 @@ def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequenc
     wanted, got = (flat(_part(cfg, left_out)) for cfg in (_whole(project, job), again))
     absent = object()
     for key in [*wanted, *got]:
-        if wanted.get(key, absent) != got.get(key, absent):
+        if not same_value(wanted.get(key, absent), got.get(key, absent)):
             raise ConfigError(
                 f"{job.path / CONFIG}: {key} cannot be reproduced by an experiment yaml (a deletion, or conf/ has "
                 "changed since); use the list of overrides"
@@ -107,7 +109,7 @@ def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             if inner := _difference(base[key], value, [path for path in below if path]):
                 out[key] = inner
-        elif [] in below or key not in base or base[key] != value or type(base[key]) is not type(value):
+        elif [] in below or key not in base or type(base[key]) is not type(value) or not same_value(base[key], value):
             out[key] = value
     return out
 
@@ -118,6 +120,38 @@ def _choices(project: Project, overrides: list[str]) -> dict[str, Any]:
 
     found = composed(project, [o for o in overrides if not _key(o).startswith("hydra.")])["hydra"]["runtime"]["choices"]
     return {group: option for group, option in found.items() if not group.startswith("hydra/")}
+
+
+def _defaults(project: Project, overrides: list[str], wanted: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Return the default config of these options. Its interpolations are resolved with the values of the run, `wanted`:
+    the options may lack a value (data.path: ???), and the shape of a sample may be read from the run's data.
+
+    An interpolation that an override of the job replaced stays unresolved, so it counts as a difference.
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    from samebits.config import composed, resolved
+
+    raw = composed(project, overrides)
+    raw.pop("hydra")
+    keys = [key for override in job.overrides if not (project.conf / (key := _key(override))).is_dir()]  # no groups
+    given = tuple(f"{key}." for key in keys)
+    derived = {key for key, value in flat(raw).items() if "${" in str(value) and not f"{key}.".startswith(given)}
+    of_run = {**raw, **_replaced(wanted, raw, derived)}
+    found = OmegaConf.to_container(resolved(project, DictConfig(of_run), Path.cwd()))
+    return _replaced(raw, cast("dict[str, Any]", found), derived)
+
+
+def _replaced(node: dict[str, Any], by: dict[str, Any], keys: Collection[str], at: str = "") -> dict[str, Any]:
+    """Return the node with the values of `by` at these dotted keys, if it has them."""
+    out: dict[str, Any] = {}
+    for name, value in node.items():
+        key, other = join(at, str(name)), by.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            out[name] = _replaced(value, other, keys, key)
+        else:
+            out[name] = other if key in keys and name in by else value
+    return out
 
 
 def _resolved(project: Project, overrides: list[str]) -> dict[str, Any]:

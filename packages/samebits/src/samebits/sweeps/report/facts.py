@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from samebits.saved import same_value
 from samebits.sweeps.report import review
 from samebits.sweeps.report.analyse import (
     Group,
@@ -144,7 +145,7 @@ def _best(study: Study) -> Iterable[Best]:
         if best := best_group(study, objective):
             first = groups(study, objective)[0]
             notes = ["The command trains one of the folds."] if best.folds else []
-            if first.values != best.values and first.mean(objective) is not None:
+            if not same_value(first.values, best.values) and first.mean(objective) is not None:
                 better, had, of = score_text(first, objective), first.runs(objective), best.runs(objective)
                 what = "runs" if study.fold_keys else "seeds"
                 notes.append(f"{first.label} has a better mean, {better}, but of {had} of {of} {what} only.")

@@ -12,6 +12,7 @@ from typing import Any
 
 from samebits.errors import ConfigError
 from samebits.extras import pip_install
+from samebits.saved import same_value
 from samebits.sweeps.report import style
 from samebits.sweeps.report.analyse import Group, caution, counts, groups, is_failure, short_names, show, value_text
 from samebits.sweeps.report.axes import Axis, axes, score_axis
@@ -165,7 +166,7 @@ def _common(study: Study) -> Sheet:
     configs = [job.config for job in study.jobs if job.config]
     first = configs[0] if configs else {}
     absent = object()
-    shared = [(k, v) for k, v in first.items() if all(config.get(k, absent) == v for config in configs)]
+    shared = [(k, v) for k, v in first.items() if all(same_value(config.get(k, absent), v) for config in configs)]
     return Sheet(["key", "value"], [[Cell(key), Cell(show(value))] for key, value in shared])
 
 

@@ -29,6 +29,7 @@ from samebits.saved import (
     is_seed,
     load_flat,
     load_plain,
+    same_value,
     translate_override,
 )
 from samebits.status import METRICS, RESULT, STATUS
@@ -264,4 +265,4 @@ def differing(jobs: Sequence[Job]) -> tuple[str, ...]:
     keys = dict.fromkeys(key for job in jobs for key in job.config if key.split(".")[0] not in NOT_COMPUTED)
     absent = object()
     first = {key: jobs[0].config.get(key, absent) for key in keys}
-    return tuple(key for key in keys if any(job.config.get(key, absent) != first[key] for job in jobs))
+    return tuple(key for key in keys if not all(same_value(job.config.get(key, absent), first[key]) for job in jobs))

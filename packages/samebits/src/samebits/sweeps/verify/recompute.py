@@ -188,7 +188,16 @@ def as_begun(project: Program, run: Path, changes: list[dict[str, Any]]) -> Dict
     check_saved(project, cfg)
     whole = current(project, cfg, run / CONFIG)
     whole.logger = asdict(LoggerConfig(kind="none"))  # as in the second run; the logger's library need not be installed
-    project.check(whole)
+    try:
+        project.check(whole)
+    except ConfigError as error:
+        nulls = (key for change in changes for key, value in change.get("was", {}).items() if value is None)
+        if key := next((key for key in nulls if str(error).startswith(f"{key}: ")), None):
+            raise ConfigError(
+                f"{run / ENVIRONMENT}: {key} is null in `changes`, as older versions wrote NaN; if it was NaN, write "
+                f'".nan" there ({error})'
+            ) from None
+        raise
     return cfg
 
 
@@ -253,6 +262,8 @@ def undo_changes(root: Path, cfg: DictConfig, changes: list[dict[str, Any]]) -> 
         values += [f"code -> {Code(*change['code'])}"] if "code" in change else []
         said.append(f"compared up to step {change['after']:,}, after which a resume changed {', '.join(values)}")
         for key, value in was.items():
+            if value is None and (now := OmegaConf.select(cfg, key)) != now:
+                continue  # older versions wrote null for NaN, also if the resume kept it
             try:
                 OmegaConf.update(cfg, key, localized(root, value))
             except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
