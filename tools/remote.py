@@ -311,14 +311,15 @@ def copy_commit(host: Host, folder: str, there: str) -> str:
 
 
 def say_what_is_left(host: Host, repositories: list[str]) -> None:
-    others = listed("--others", "--exclude-standard")
+    # the program's own files first: a run there needs them
+    others = sorted(listed("--others", "--exclude-standard"), key=lambda name: not name.startswith(("conf/", "src/")))
     ignored = [
         name
         for name in listed("--others", "--ignored", "--exclude-standard", "--directory")
         if not re.search(r"^(outputs|\.venv)(/|$)|(__pycache__|\.egg-info|_cache)/$", name)  # made again there
     ]
     for what, names, remedy in (
-        ("untracked", others, "git add copies them from the next time"),
+        ("untracked", others, "git add those that a run needs"),
         ("ignored", ignored, "data among them must be copied by you"),
         ("nested repositories", repositories, "their files are copied by you"),
     ):

@@ -221,7 +221,8 @@ def missing_values(count: int, is_float: bool) -> str:
     """Return the message for missing values in a column, with the remedy for its type."""
     said = f"{count:,} of its values {'is' if count == 1 else 'are'} missing (null)"
     if is_float:
-        return f"{said} - set data.missing=nan to read NaN, or write a file without these rows"
+        remedy = "data.missing=nan and, to replace NaN, data/transforms=[to_float,normalize,missing]"
+        return f"{said} - set {remedy}; or write a file without these rows"
     return f"{said}, and integers, bools and strings have no NaN - write a file with floats, or without these rows"
 
 

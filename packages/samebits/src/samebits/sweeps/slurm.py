@@ -239,6 +239,7 @@ def submitted(found: Outcome) -> str:
 def unknown(error: NoAnswer) -> str:
     """Return the message for an squeue that fails before a submission."""
     return (
-        f"hydra/launcher=slurm: squeue failed: {error}; nothing was submitted, because jobs may be in SLURM's queue "
-        "already - repeat the command later; if squeue never works here, start it on a login node of the cluster"
+        f"hydra/launcher=slurm: squeue failed: {error}; nothing was submitted, because it does not say which jobs "
+        "are queued already - repeat the command later; if squeue never works here, start it on a login node of the "
+        "cluster"
     )
