@@ -93,7 +93,8 @@ def test_its_figures_are_those_of_the_benchmarks() -> None:
     figure = r"(?<![\d.,])\d[\d.,]*\d"
     results = set(re.findall(figure, (ROOT / "benchmarks/RESULTS.md").read_text()))
     (paragraph,) = re.findall(r"^\*\*Speed\*\*.*?\n\n", README, re.MULTILINE | re.DOTALL)
-    assert (found := re.findall(figure, paragraph)).count("242") == 2  # with the same optimizer in both
+    found = re.findall(figure, paragraph)
+    assert {"274", "234", "308"} <= set(found)  # ours, and a bare loop with the same optimizer and without
     assert len(found) > 3
     assert not set(found) - results
 
