@@ -23,21 +23,21 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
     steps are not skipped (without fp16 and trainer.non_finite=skip): the sum of their norms is not finite either."""
     skips = may_skip(run.trainer, state.scaler)
     # there may be counts without `skips`: steps before a resume that changed trainer.non_finite
-    counts, norms = (
-        [n for n in state.running_sums if n.rpartition("/")[2] == key] for key in ("non_finite", "grad_norm")
-    )
+    counts, norms = ([n for n in state.running_sums if n.split("/")[-1] == key] for key in ("non_finite", "grad_norm"))
     names = counts if skips else [*counts, *norms]
     sums = to_host(torch.stack([state.running_sums[name] for name in names])) if names else []
     if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
         steps = f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
         if found := getattr(run.train_set, "find_non_finite", lambda: None)():
             raise RunFailed(f"{steps}the data are not finite either: {found}")
-        weights = local_parts(list(state.model.parameters()))
-        if not any(map(math.isnan, sums)) and all(bool(part.isfinite().all()) for part in weights):
+        largest = [to_host(part.abs().max()) for part in local_parts(state.model.parameters()) if part.numel()]
+        if not any(map(math.isnan, sums)) and all(map(math.isfinite, largest)):
+            means = {name: to_host(value) / state.counts[name] for name, value in state.running_sums.items()}
+            losses = "".join(f"mean {name} {mean:.3g}, " for name, mean in means.items() if name.endswith("loss"))
             raise RunFailed(
                 f"the norm of the gradients overflowed float32 within the steps {state.logged_step + 1} to "
-                f"{state.step}: scale the loss or the targets down; if a gradient itself is infinite, debug=nan names "
-                "the module"
+                f"{state.step} ({losses}largest weight {max(largest, default=0.0):.3g}): scale the loss or the targets "
+                "down; if a gradient itself is infinite, debug=nan names the module"
             )
         raise RunFailed(
             f"{steps}debug=nan names the module, trainer.non_finite=skip skips such steps, "
