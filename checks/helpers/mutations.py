@@ -574,6 +574,12 @@ NAMES: list[tuple[Any, ...]] = [
     ("samebits/data/loading/loader.py", "while held:\n                yield held.pop()\n            yield from rest",
      "yield from rest\n            while held:\n                yield held.pop()",
      "packages/samebits/tests/data/test_loader.py::test_the_first_batch_can_be_looked_at_before"),
+    ("samebits/data/loading/ring.py", "return [range(begin, end), later] if begin < ahead else [later]",
+     "return [later]",
+     "packages/samebits/tests/data/test_loader.py::test_all_rows_are_advised_before_they_are_read[1]"),
+    ("samebits/data/loading/choose.py", "if size * (least := min(row_s, before)) > _PIECE_S:",
+     "if size * (least := min(row_s, before)) > 1e9:",
+     "packages/samebits/tests/data/test_loader.py::test_a_trial_reads_few_rows_of_a_set_that_is_read_slowly"),
     # ---- checkpoints
     ("samebits/checkpoints/checkpoint.py", 'return payload["ema"] or payload["model"]',
      'return payload["model"] or payload["ema"]',

@@ -200,8 +200,10 @@ def test_windows_are_gathered_together() -> None:
     assert reads == [5] * 20
 
 
-@pytest.mark.slow
-def test_advice_runs_ahead_of_reading() -> None:
+@pytest.mark.parametrize("num_workers", [1, "auto"])
+def test_all_rows_are_advised_before_they_are_read(num_workers: int | str) -> None:
+    """Also those of the trial that finds the number of threads, and of the first jobs."""
+
     class Advised(Table):
         advised: set[int]
 
@@ -209,17 +211,54 @@ def test_advice_runs_ahead_of_reading() -> None:
             self.advised.update(rows.tolist())
 
         def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
-            self.unadvised.append(len(set(rows.tolist()) - self.advised))
+            self.unadvised.extend(set(rows.tolist()) - self.advised)
             return super().gather(rows, out)
 
     table = Advised(2000, (1000, 8))
     table.advised, table.unadvised = set(), []
     plan = TrainPlan(sequential(table, 0), 20, [20], 0, 1, 0)
-    with Loader(table, plan, CPU, kind="threads", num_workers=1, seed=0) as loader:
+    with Loader(table, plan, CPU, kind="threads", num_workers=num_workers, cores=1, seed=0) as loader:
         for _, _batch in zip(range(100), loader, strict=False):
             pass
-    assert sum(n > 0 for n in table.unadvised) <= 4
+    assert not table.unadvised
     assert sum(map(len, table.calls)) >= 100 * 20
+
+
+def test_a_trial_reads_few_rows_of_a_set_that_is_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a file that is not in memory, or whose chunks take long to decode. An evaluation makes no trial."""
+
+    class Slow(Table):
+        def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+            time.sleep(0.002 * len(rows))
+            return super().gather(rows, out)
+
+    table, batch = Slow(4096), 1024
+    with Loader(table, endless(4096, batch), CPU, kind="threads", cores=1, seed=0) as loader:
+        assert max(map(len, table.calls)) <= 16
+        assert "measured: 1 thread" in loader.why
+        evaluated = Slow(4096)
+        with Loader(evaluated, EvalPlan(4096, batch, 0, 1), CPU, kind="threads", cores=1, like=loader, seed=0) as same:
+            assert same.why.endswith("as many threads as in training")
+            assert same._source.num_threads == loader._source.num_threads
+        assert not evaluated.calls
+    monkeypatch.setattr(choose, "_PIECE_S", 60)
+    quick = Table(4096)
+    Loader(quick, endless(4096, 64), CPU, kind="threads", cores=1, seed=0).close()
+    assert max(map(len, quick.calls)) == 64
+
+
+def test_a_large_set_is_not_loaded_for_an_evaluation_of_a_few_of_its_samples() -> None:
+    class Large(Table):
+        def __len__(self) -> int:
+            return size
+
+    size = 1 << 21  # 117 MB, which auto would keep in RAM
+    large = Large(8)
+    few = EvalPlan(size, 64, 0, 1, count=128)
+    kind, why = choose.kind_of(large, few, CPU, "auto")
+    assert (kind, why) == ("threads", "threads: an evaluation reads 128 of 2,097,152 samples")
+    assert choose.kind_of(large, EvalPlan(size, 64, 0, 1), CPU, "auto")[0] == "device"
+    assert choose.kind_of(Table(1000), EvalPlan(1000, 64, 0, 1, count=10), CPU, "auto")[0] == "device"
 
 
 def numbered(batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
@@ -360,7 +399,9 @@ def test_what_helps_against_waiting_is_none_of_what_was_tried_or_refused() -> No
         loader.close()
         assert "raise data.num_workers" in remedy(loader.why)
     assert "data.loader=device" in remedy(given["threads"].why)
-    assert "data.loader=device" not in remedy("threads: the set of 2 TB exceeds the limit of 1 GB on cuda:0; x")
+    assert "data.loader=device" not in remedy(
+        "threads: the whole set is 2 TB, and auto keeps at most 1 GB on cuda:0; x"
+    )
     for more, count in ((1, 2), (2, 2)):
         tried = remedy(f"workers: {count} workers{choose.enough(more, {1: 9.0, count: 10.0})}; measured")
         assert ("raise data.num_workers" in tried) == (more == count)

@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 
 from h5rows.errors import ConfigError, argument
+from h5rows.reading.opening import file_name
 
 ALLOW_EXTERNAL, REFUSE_EXTERNAL = "allow", "refuse"
 RIGHT = (1, 14, 6)  # HDF5 1.14.2 reads some virtual datasets differently by row than by block
@@ -24,7 +25,7 @@ _MOST_LINKS = 16  # soft links on one path, as in HDF5
 def check_external(dset: h5py.Dataset, external: str) -> None:
     """Raise ConfigError if values of the dataset are in another file (external="refuse"), or missing ("allow")."""
     check = _check_there if external == ALLOW_EXTERNAL else _check_inside
-    where = f"{dset.file.filename}: {dset.name}"
+    where = f"{file_name(dset)}: {dset.name}"
     if dset.is_virtual and h5py.h5.get_libversion() < RIGHT:
         version = h5py.version.hdf5_version
         raise ConfigError(f"{where} is virtual, and HDF5 {version} may read wrong rows of it; install h5py>=3.14")
@@ -40,9 +41,9 @@ def _check_inside(dset: h5py.Dataset, where: str) -> None:
     if dset.external:
         raise _refused(f"{where} is stored in another file, {dset.external[0][0]}")
     sources = dset.virtual_sources() if dset.is_virtual else ()
-    for file_name, name in dict.fromkeys((source.file_name, source.dset_name) for source in sources):
-        if file_name != "." or "%" in name:  # a pattern of numbered sources
-            raise _refused(f"{where} is virtual and shows {name} of another file, {file_name}")
+    for other, name in dict.fromkeys((source.file_name, source.dset_name) for source in sources):
+        if other != "." or "%" in name:  # a pattern of numbered sources
+            raise _refused(f"{where} is virtual and shows {name} of another file, {other}")
         check_links(dset.file, name, REFUSE_EXTERNAL, f"{where} is virtual and shows {name}")
         shown = dset.file.get(name)
         if shown is None:
@@ -70,9 +71,8 @@ def check_links(group: h5py.Group, path: str, external: str, where: str) -> None
 
 def _check_links(group: h5py.Group, path: str, where: str, followed: list[str]) -> None:
     item: Any = group.file if path.startswith("/") else group
-    for part in path.split("/"):
-        if part in ("", "."):
-            continue
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    for k, part in enumerate(parts, 1):
         if not isinstance(item, h5py.Group):
             return
         link = link_of(item, part)
@@ -84,7 +84,7 @@ def _check_links(group: h5py.Group, path: str, where: str, followed: list[str]) 
                 raise RuntimeError("too many links")  # HDF5's message
             _check_links(item, link.path, where, followed)
         with suppress(KeyError, OSError, RuntimeError):  # the error is raised when it is opened
-            item = item.get(part)
+            item = item.get(part) if k < len(parts) else None
 
 
 def link_of(group: h5py.Group, name: str) -> Any:

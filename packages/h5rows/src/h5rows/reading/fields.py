@@ -27,7 +27,7 @@ from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
 from h5rows.reading.layout import Layout, plan
 from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory, check_size
-from h5rows.reading.opening import Identity, is_remote, named
+from h5rows.reading.opening import Identity, file_name, is_remote, named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks, Mapped, MappedShards, Ranged, ThroughH5py
 from h5rows.reading.texts import UTF_8, decoded
@@ -104,7 +104,7 @@ class Fixed(Field):
     """Samples of one shape. `_stored`: the file's type in native byte order."""
 
     def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
-        self._where = where = f"{dset.file.filename}: {dset.name}"
+        self._where = where = f"{file_name(dset)}: {dset.name}"
         dtype = dset.dtype if member is None else dset.dtype[member]
         if dtype.names and member is not None:
             raise ConfigError(f"{where}/{member} is a nested compound type, which is not supported; write it flat")
@@ -182,7 +182,7 @@ class Fixed(Field):
         if self.reason != "contiguous":
             some += np.random.default_rng(0).integers(len(self), size=2).tolist()
         rows = np.array(sorted(set(some)))
-        if is_remote(dset.file.filename) or len(rows) * self.row_bytes > CHEAP:  # each row is a request, or large
+        if is_remote(file_name(dset)) or len(rows) * self.row_bytes > CHEAP:  # each row is a request, or large
             rows = rows[:1]
         self.reader.advise(rows)
         ours = self.read(rows)

@@ -41,8 +41,8 @@ def filter_name(number: int) -> str:
 
 def missing_filter(dset: h5py.Dataset) -> int | None:
     """Return the number of a filter that this installation of HDF5 lacks to read the dataset; None if it lacks none."""
-    load_plugins(dset)
-    return next((number for number, _ in pipeline(dset) if not h5py.h5z.filter_avail(number)), None)
+    numbers = load_plugins(dset)
+    return next((number for number in numbers if not h5py.h5z.filter_avail(number)), None)
 
 
 def check_filters(dset: h5py.Dataset) -> None:
@@ -77,10 +77,12 @@ def obstacle(pipeline: Pipeline, chunk_bytes: int) -> str | None:
     return None
 
 
-def load_plugins(dset: h5py.Dataset) -> None:
-    """Load hdf5plugin if h5py lacks a filter of this dataset."""
-    if not all(h5py.h5z.filter_avail(number) for number, _ in pipeline(dset)):
+def load_plugins(dset: h5py.Dataset) -> list[int]:
+    """Load hdf5plugin if h5py lacks a filter of this dataset. Return the numbers of its filters."""
+    numbers = [number for number, _ in pipeline(dset)]
+    if not all(map(h5py.h5z.filter_avail, numbers)):
         _load("hdf5plugin")
+    return numbers
 
 
 def decode(raw: bytes, pipeline: Pipeline, mask: int, nbytes: int) -> Any:

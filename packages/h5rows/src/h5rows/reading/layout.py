@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from h5rows.reading import filters
-from h5rows.reading.opening import Identity, identity, is_remote
+from h5rows.reading.opening import Identity, file_name, identity, is_remote
 
 _TABLE = 1 << 20  # chunks that are listed even if few of them are written
 
@@ -70,7 +70,7 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
         # if it was never written, get_offset is None, or the last byte of the user block if there is one
         if offset is None or dset.id.get_storage_size() != size:
             return "h5py", "stored inside the file's metadata (compact), or never written", None
-        if not dset.file.userblock_size <= offset <= identity(dset.file)[2] - size:
+        if not dset.file.userblock_size <= offset <= identity(dset)[2] - size:
             return "h5py", "an address outside the file", None
         return "mapped", "contiguous", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
     layout = _chunk_table(dset)
@@ -114,12 +114,13 @@ def _obstacle(dset: h5py.Dataset) -> str | None:
         return "stored in other files"
     if dset.shape is None or math.prod(dset.shape) == 0:
         return "empty"
-    if dset.file.driver not in ("sec2", "stdio") and not is_remote(dset.file.filename):
-        return f"file driver {dset.file.driver}"
+    file = dset.file
+    if file.driver not in ("sec2", "stdio") and not is_remote(file.filename):
+        return f"file driver {file.driver}"
     if dset.chunks is not None:
         if not hasattr(dset.id, "chunk_iter"):
             return "chunks, which this version of HDF5 cannot list"
-        if dset.file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
+        if file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
             return "chunks after a user block: this version of HDF5 returns wrong addresses"
         return filters.obstacle(filters.pipeline(dset), _full_size(dset))
     return None
@@ -133,7 +134,8 @@ def _fills(dset: h5py.Dataset) -> bool:
 
 def _chunk_table(dset: h5py.Dataset) -> Layout | str:
     """Return the layout of all chunks; or the reason if HDF5's list of chunks is unreliable or too long."""
-    grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
+    chunks, pipeline = dset.chunks, filters.pipeline(dset)
+    grid = [-(-n // c) for n, c in zip(dset.shape, chunks, strict=True)]
     count = dset.id.get_num_chunks()
     if math.prod(grid) > max(_TABLE, 4 * count):
         return f"{math.prod(grid)} chunks, of which {count} are written"
@@ -147,22 +149,22 @@ def _chunk_table(dset: h5py.Dataset) -> Layout | str:
     table = np.zeros((3, math.prod(grid)), dtype=np.int64)
     if where:
         corner, extent = np.asarray(where, dtype=np.uint64), np.asarray(stored, dtype=np.uint64)
-        reason = _doubt(dset, corner, extent)
+        reason = _doubt(dset, corner, extent, pipeline)
         if reason is not None:
             return reason
-        index = corner.astype(np.int64) // dset.chunks
+        index = corner.astype(np.int64) // chunks
         table[:, np.ravel_multi_index(tuple(index.T), grid)] = extent.astype(np.int64).T
     offset, size, mask = table.reshape(3, grid[0], -1)
-    return _layout(dset, dset.chunks, offset, size, mask.astype(np.uint32), filters.pipeline(dset))
+    return _layout(dset, chunks, offset, size, mask.astype(np.uint32), pipeline)
 
 
-def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
+def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray, pipeline: filters.Pipeline) -> str | None:
     """Return the reason why a list of chunks may be wrong; None if it is right.
 
     corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask.
     """
     wrong = _damaged_index(dset, corner) or _axes_of_hdf5_2_0(dset) or _outside_of_the_file(dset, extent)
-    if wrong is None and not filters.pipeline(dset):
+    if wrong is None and not pipeline:
         return "chunks of an unexpected size" if (extent[:, 1] != _full_size(dset)).any() else None
     return wrong or _unfiltered_edge(dset, corner, extent)
 
@@ -190,7 +192,7 @@ def _axes_of_hdf5_2_0(dset: h5py.Dataset) -> str | None:
 
 def _outside_of_the_file(dset: h5py.Dataset, extent: np.ndarray) -> str | None:
     address, size, _ = extent.T
-    end = identity(dset.file)[2]
+    end = identity(dset)[2]
     if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
         return "chunks without bytes, or with an address outside the file"
     return None
@@ -206,11 +208,12 @@ def _unfiltered_edge(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray)
 
 
 def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:
-    path = dset.file.filename if is_remote(dset.file.filename) else os.path.abspath(dset.file.filename)
+    name = file_name(dset)
+    path = name if is_remote(name) else os.path.abspath(name)
     offset, size = np.asarray(offset, np.int64), np.asarray(size, np.int64)
     fill, mask = _fill(dset) if (size == 0).any() else None, np.asarray(mask, np.uint32)
     shape, chunk, pipeline = tuple(dset.shape), tuple(chunk), tuple(pipeline)
-    return Layout(path, identity(dset.file), dset.name, shape, dset.dtype, chunk, offset, size, mask, pipeline, fill)
+    return Layout(path, identity(dset), dset.name, shape, dset.dtype, chunk, offset, size, mask, pipeline, fill)
 
 
 def _fill(dset: h5py.Dataset) -> np.ndarray:

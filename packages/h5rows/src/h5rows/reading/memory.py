@@ -14,6 +14,7 @@ from pathlib import Path
 import h5py
 
 from h5rows.errors import ConfigError
+from h5rows.reading.opening import file_name
 
 CHEAP = 64 << 20  # bytes; smaller sizes are not checked
 COPIES = 3  # copies of a row or chunk that are in memory at once: by HDF5, by this library, in the batch
@@ -89,7 +90,7 @@ def check_declared(dset: h5py.Dataset) -> None:
     file."""
     if not dset.shape:
         return
-    where, item = f"{dset.file.filename}: {dset.name}", dset.id.get_type().get_size()
+    where, item = f"{file_name(dset)}: {dset.name}", dset.id.get_type().get_size()
     sizes = {"row": math.prod(dset.shape[1:]) * item, "chunk": math.prod(dset.chunks or (0,)) * item}
     part = max(sizes, key=sizes.__getitem__)
     check_memory(COPIES * sizes[part], f"{where}: {COPIES} copies of a {part}, required to read it,")

@@ -286,15 +286,16 @@ class EvalPlan:
     ) -> None:
         self._of_rows = of_rows
         self._size, self._batch_size = size, batch_size
-        self._count = size if count is None else min(count, size)
-        self._own = range(rank, self._count, num_ranks)  # positions among the evaluated rows
+        self.num_evaluated = size if count is None else min(count, size)
+        self._own = range(rank, self.num_evaluated, num_ranks)  # positions among the evaluated rows
         self.num_rows = len(self._own)
-        self._length = -(-self._count // num_ranks) if in_step else self.num_rows
+        self._length = -(-self.num_evaluated // num_ranks) if in_step else self.num_rows
         self._length = -(-self._length // batch_size) * batch_size if full else self._length
-        self._even = self._count // num_ranks if whole and in_step else self._length  # without a last batch of 1 row
+        # without a last batch of one row
+        self._even = self.num_evaluated // num_ranks if whole and in_step else self._length
         self._num_batches = -(-self._even // batch_size) + (self._even < self._length)
         # number of batches that every rank has
-        self.common = self._num_batches if in_step else -(-(self._count // num_ranks) // batch_size)
+        self.common = self._num_batches if in_step else -(-(self.num_evaluated // num_ranks) // batch_size)
 
     def __call__(self, k: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Return (sample ids, rows) of the k-th batch, each (B,) int64; None after the last batch."""
@@ -306,7 +307,7 @@ class EvalPlan:
         positions = np.arange(part.start, part.stop, part.step, dtype=np.int64)
         if rows > counted:
             positions = np.append(positions, [self._own[0] if self._own else 0] * (rows - counted))
-        chosen = stratified_subset(positions, self._count, self._size)
+        chosen = stratified_subset(positions, self.num_evaluated, self._size)
         chosen = chosen if self._of_rows is None else self._of_rows[chosen]
         return np.where(np.arange(rows) < counted, chosen, -1) if rows > counted else chosen, chosen
 

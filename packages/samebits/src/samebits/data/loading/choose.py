@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from samebits.data.loading.samples import ahead_bytes
 from samebits.data.order import Plan
-from samebits.data.spec import empty_batch, is_ragged, sample_bytes
+from samebits.data.spec import Batch, empty_batch, is_ragged, sample_bytes
 from samebits.device import free_memory
 from samebits.errors import ConfigError
 from samebits.files import in_words
@@ -20,8 +21,10 @@ from samebits.files import in_words
 KINDS = ("auto", "threads", "workers", "device")
 
 _RESIDENT_BYTES = 1 << 30  # larger sets are not loaded completely by `auto`, because that delays the start
+_SMALL_BYTES = 64 << 20  # sets up to this size are loaded completely, however few of their samples are read
 _RESIDENT_BATCH_BYTES = 1 << 20  # on a CPU, threads should gather larger batches in the background
 _TRIAL_S = 0.02
+_PIECE_S = 0.02  # a trial gathers only a part of a batch that takes longer, as of a file that is read from a disk
 MORE, STREAM = "more are not faster", "a stream is read in this process"  # in `why`
 _GAIN = 1.1  # more workers must be faster by this factor to be worth their memory
 _WAITING = 8  # workers per core for samples that wait for a disk or a network ...
@@ -67,12 +70,15 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
     limit = min(_RESIDENT_BYTES, free_memory(device) // 10)
     part = plan(0)
     batch_bytes = row_bytes * len(part[0]) if part else 0
+    where = "in RAM" if device.type == "cpu" else f"on {device}"
     if nbytes > limit:
-        most = f"the limit of {in_words(limit)} on {device}"
-        return "threads", f"threads: the set of {in_words(nbytes)} exceeds {most}"
+        most = f"auto keeps at most {in_words(limit)} {where}"
+        return "threads", f"threads: the whole set is {in_words(nbytes)}, and {most}"
+    few = getattr(plan, "num_evaluated", len(dataset))
+    if nbytes > _SMALL_BYTES and 10 * few <= len(dataset):
+        return "threads", f"threads: an evaluation reads {few:,} of {len(dataset):,} samples"
     if device.type == "cpu" and batch_bytes > _RESIDENT_BATCH_BYTES:
         return "threads", f"threads: batches of {in_words(batch_bytes)} are gathered in the background"
-    where = "in RAM" if device.type == "cpu" else f"on {device}"
     return "device", f"device: the whole set, {in_words(nbytes)}, is kept {where}"
 
 
@@ -90,7 +96,8 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
         most = max(4, min(most, free_memory(torch.device("cpu")) // 10 // (sample_bytes(dataset.spec) * len(first[1]))))
     # at least two: while one waits to hand over its batch, the other one gathers
     numbers = [count for count in counts(cores) if min(2, cores) <= count <= most]
-    rates = doubling(lambda count: _rate(dataset, plan, count), numbers)
+    piece = _piece(dataset, first[1])
+    rates = doubling(lambda count: _rate(dataset, plan, count, piece), numbers)
     best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
     measured = [f"{n} thread{'s' * (n > 1)} {rate:,.0f} samples/s" for n, rate in rates.items()]
     return best, f"{best} thread{'s' * (best > 1)}{enough(best, rates)}; measured: {', '.join(measured)}"
@@ -126,14 +133,37 @@ def doubling(rate: Callable[[int], float], numbers: Sequence[int]) -> dict[int, 
     return rates
 
 
-def _rate(dataset: Any, plan: Plan, count: int) -> float:
-    """Return samples per second of `count` threads that gather into buffers which were used before."""
+def _gather(dataset: Any, rows: np.ndarray, out: Batch | None) -> None:
+    """Gather rows as the ring does, which advises them: reading a mapped file without this loads much more per row."""
+    if hasattr(dataset, "advise"):
+        dataset.advise(rows)
+    dataset.gather(rows, None if out is None else {field: value[: len(rows)] for field, value in out.items()})
+
+
+def _piece(dataset: Any, rows: np.ndarray) -> int:
+    """Return how many rows of a batch a trial gathers at once: all, or as many as take less than _PIECE_S.
+
+    The rows are gathered in growing parts, so a slow batch is not gathered completely. Two parts in a row must be slow,
+    because one may open a file, or wait for another process."""
+    out = None if is_ragged(dataset.spec) else empty_batch(dataset.spec, len(rows))
+    done, size, before = 0, 1, 0.0
+    while done < len(rows):
+        began = time.perf_counter()
+        _gather(dataset, rows[done : done + size], out)
+        row_s = (time.perf_counter() - began) / len(rows[done : done + size])
+        done, size = done + size, 2 * size
+        if size * (least := min(row_s, before)) > _PIECE_S:
+            return max(1, min(len(rows), int(_PIECE_S / least)))
+        before = row_s
+    return len(rows)
+
+
+def _rate(dataset: Any, plan: Plan, count: int, piece: int) -> float:
+    """Return samples per second of `count` threads that gather into buffers which were used before. piece: number of
+    rows that are gathered at once."""
     first = plan(0)
     assert first is not None
-    outs = [None if is_ragged(dataset.spec) else empty_batch(dataset.spec, len(first[1])) for _ in range(count)]
-    for out in outs:
-        dataset.gather(first[1], out)
-
+    outs = [None if is_ragged(dataset.spec) else empty_batch(dataset.spec, piece, torch.zeros) for _ in range(count)]
     rates: list[float] = []
     errors: list[BaseException] = []
 
@@ -142,8 +172,13 @@ def _rate(dataset: Any, plan: Plan, count: int) -> float:
         try:
             while time.perf_counter() < began + _TRIAL_S:
                 _, rows = plan(k) or first
-                dataset.gather(rows, None if out is None else {f: value[: len(rows)] for f, value in out.items()})
-                k, gathered = k + count, gathered + len(rows)
+                for begin in range(0, len(rows), piece):
+                    part = rows[begin : begin + piece]
+                    _gather(dataset, part, out)
+                    gathered += len(part)
+                    if time.perf_counter() >= began + _TRIAL_S:
+                        break
+                k += count
             rates.append(gathered / (time.perf_counter() - began))
         except BaseException as error:
             errors.append(error)

@@ -80,7 +80,8 @@ class Loader:
     seed: of the random numbers that a map-style data set draws; they depend only on the seed and the sample id.
     start_method: of worker processes: fork, spawn or forkserver; None: Python's default.
     cores: number of cores that reading may use; None: this rank's share of the machine.
-    like: for an evaluation, the loader of the training: use as many workers, and start them at the first batch.
+    like: for an evaluation, the loader of the training: use as many workers or threads, without measuring again, and
+        start them at the first batch.
     split: name of the split, for messages.
     rows: add "row" to batches, (B,) int64, the row of the data set; -1 for padding. Streams have no rows.
 
@@ -136,7 +137,10 @@ class Loader:
                 )
             self._source = Resident(self._samples, device)
         elif self.kind == "threads":
-            count, measured = choose.num_threads(self._samples, plan, num_workers, cores)
+            if num_workers == "auto" and like is not None and like.kind == "threads":
+                count, measured = like._source.num_threads, "as many threads as in training"
+            else:
+                count, measured = choose.num_threads(self._samples, plan, num_workers, cores)
             self.why += f"; {measured}" + ("" if CAN_REUSE else "; this torch cannot reuse buffers")
             self._source = Ring(self._samples, device, count)
         else:

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -37,12 +37,15 @@ _WINDOW_BYTES = 256 * 1024 * 1024  # a window of chunks is gathered together, up
 _LOCKED_BYTES = 1 << 30  # limit of the page-locked memory of prepared jobs; there are always at least two
 
 
+_Told = Callable[[int, int], Sequence[range]]
+
+
 @dataclass
 class _Job:
     plan: Plan
     begin: int  # micro-batches begin ... end - 1
     end: int
-    told: range  # call `advise` with the rows of these micro-batches
+    told: Sequence[range]  # call `advise` with the rows of these micro-batches
     cancelled: bool = False
     sizes: list[int] = field(default_factory=list)
     sample_ids: Tensor | None = None
@@ -92,8 +95,9 @@ class _Filler:
         if found is None:
             return
         job.sizes, sample_ids, rows = found
-        if job.told and (later := job.rows(job.told)) is not None:
-            self.dataset.advise(later[2])
+        for told in filter(None, job.told):
+            if (later := job.rows(told)) is not None:
+                self.dataset.advise(later[2])
         job.sample_ids = torch.from_numpy(sample_ids)
         if self.ragged:
             job.batch, slot = self.dataset.gather(rows, None), None
@@ -195,7 +199,7 @@ class Ring:
         del batch, sample_ids
         yield from drain(parts)
 
-    def _submit(self, plan: Plan, begin: int, end: int, jobs: deque[_Job], told: Callable[[int, int], range]) -> int:
+    def _submit(self, plan: Plan, begin: int, end: int, jobs: deque[_Job], told: _Told) -> int:
         job = _Job(plan, begin, end, told(begin, end))
         job.ready.acquire()
         jobs.append(job)
@@ -209,15 +213,21 @@ class Ring:
         self._pid = -1
 
 
-def _told(plan: Plan, dataset: Any, jobs: int) -> Callable[[int, int], range]:
+def _told(plan: Plan, dataset: Any, jobs: int) -> _Told:
     """Return a function (begin, end of a job) -> the micro-batches whose rows are passed to `advise` during that job.
 
     jobs: number of jobs that are in progress or prepared."""
     if not hasattr(dataset, "advise"):
-        return lambda begin, end: range(0)
+        return lambda begin, end: ()
     part = plan(0)
     if not ahead_bytes(dataset) or part is None:
-        return lambda begin, end: range(begin + (end - begin) * jobs, end + (end - begin) * jobs)
+
+        def soon(begin: int, end: int) -> list[range]:
+            ahead = (end - begin) * jobs
+            later = range(begin + ahead, end + ahead)
+            return [range(begin, end), later] if begin < ahead else [later]  # no job before has advised its own
+
+        return soon
     row_bytes = getattr(dataset, "nbytes", 0) / len(dataset) if is_ragged(dataset.spec) else sample_bytes(dataset.spec)
     own = ahead_bytes(dataset) / dist_env.local_size  # the ranks of a host share the cache
     ahead, told = int(own / max(1, row_bytes * len(part[0]))) + 1, 0
@@ -226,13 +236,13 @@ def _told(plan: Plan, dataset: Any, jobs: int) -> Callable[[int, int], range]:
     # two steps, and mixed rows of several windows, because all rows of a shard in a step are requested together.
     step = max(2, ahead // 8)
 
-    def further(begin: int, end: int) -> range:
+    def further(begin: int, end: int) -> list[range]:
         nonlocal told
         if begin == 0 or told > end + ahead - step:  # the first batch must not wait for rows of later ones
-            return range(0)
+            return []
         first = max(told, begin)
         told = first + step
-        return range(first, told)
+        return [range(first, told)]
 
     return further
 
