@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import threading
@@ -26,6 +27,8 @@ SRC = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 ROOT = {"all": {"group": "/"}}
 PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 FIELDS = {"mapped": "m", "chunks": "c", "h5py": "h", "label": "y"}
+_THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HUGE_PAGES = _THP.exists() and "[never]" not in _THP.read_text()
 
 
 @pytest.fixture
@@ -245,6 +248,61 @@ def test_advice_brings_rows_into_memory(missing: tuple[str, ...], path: Path, mo
     data.advise(np.arange(200))
     assert sum(size for _, size in asked) > 200 * 50 or missing == ("posix_fadvise",)
     assert check(data, 0) == "ok"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_few_bytes_are_probed_of_rows_that_are_in_memory(
+    shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each probe releases the GIL. Rows that leave the memory later are noticed, also if only one part of them does."""
+    for k in range(shards):
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            file["x"] = np.zeros((800 // shards, 500), np.uint8)
+    data, probed, end = Dataset(str(tmp_path / "*.h5"), {"x": "x"}), [], 10**9
+    asked: list[int] = []
+
+    def read(fd: int, buffers: Any, offset: int, flags: int) -> int:
+        probed.append(offset)
+        if offset >= end:
+            raise BlockingIOError
+        return 1
+
+    def probes(rows: np.ndarray) -> int:
+        probed.clear()
+        data.advise(rows)
+        return len(probed)
+
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, begin, size, advice: asked.append(begin))
+    rows = np.arange(800)
+    counts = [probes(rows) for _ in range(100)]
+    assert min(counts[:8]) >= 8, "a sample, as long as little is known"
+    assert counts[-80:] == [1] * 80
+    assert not asked
+    end = 200_000 // shards  # the second half of each file is not in memory
+    for _ in range(800):
+        probes(rows)
+        if asked:
+            break
+    assert asked
+    assert [probes(rows) > 1 for _ in range(8)] == [True] * 8
+
+
+@pytest.mark.skipif(not HUGE_PAGES, reason="this system has no huge pages on request")
+@pytest.mark.parametrize("field", ["contiguous", "gzip"])
+def test_a_new_batch_needs_few_page_faults(field: str, tmp_path: Path) -> None:
+    """Faults of 4 KB pages would take ten times as long as the copy."""
+    values = np.random.default_rng(0).integers(0, 9, (64, 1 << 20), dtype=np.uint8)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        options = {} if field == "contiguous" else {"chunks": (1, 1 << 20), "compression": 1}
+        file.create_dataset("x", data=values, **options)
+    data, rows = Dataset(str(tmp_path / "f.h5"), {"x": "x"}), np.arange(64)[::-1]
+    data.gather(rows)  # the pages of the file are mapped now
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    batch = data.gather(rows)["x"]
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert batch.numpy().tobytes() == values[::-1].tobytes()
+    assert faults < batch.numel() // os.sysconf("SC_PAGE_SIZE") // 4
 
 
 WRITER = """

@@ -115,7 +115,7 @@ def test_evaluation_starts_anew_each_time(kind: str, size: int) -> None:
 
 
 @pytest.mark.one_quick
-@pytest.mark.parametrize("shape", [(3, 2), (2000, 40)], ids=["grouped", "single"])
+@pytest.mark.parametrize("shape", [(3, 2), (4000, 40)], ids=["grouped", "single"])
 @pytest.mark.parametrize("hold", ["view", "numpy", "saved", "storage", "dlpack"])
 def test_what_somebody_holds_is_never_overwritten(kind: str, shape: tuple[int, ...], hold: str) -> None:
     keep = {
@@ -149,7 +149,7 @@ def test_what_somebody_holds_is_never_overwritten(kind: str, shape: tuple[int, .
 
 
 def test_buffers_are_reused_unless_hoarded() -> None:
-    with Loader(Table(64, (3000, 30)), endless(64, 4), CPU, kind="threads", num_workers=2, seed=0) as loader:
+    with Loader(Table(64, (4500, 30)), endless(64, 4), CPU, kind="threads", num_workers=2, seed=0) as loader:
         for _, _batch in zip(range(200), loader, strict=False):
             pass
         few = loader._source._filler.slots.allocated
@@ -165,7 +165,7 @@ def test_buffers_are_reused_unless_hoarded() -> None:
 def test_without_the_use_count_each_batch_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "CAN_REUSE", False)
     plan = endless(64, 4)
-    with Loader(Table(64, (3000, 30)), plan, CPU, kind="threads", seed=0) as loader:
+    with Loader(Table(64, (4500, 30)), plan, CPU, kind="threads", seed=0) as loader:
         hoard = [batch for _, batch in zip(range(30), loader, strict=False)]
         assert loader._source._filler.slots.allocated >= 30
     for k, batch in enumerate(hoard):
@@ -283,7 +283,7 @@ def failing_transform(batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Te
 
 
 def test_errors_arrive_with_their_traceback_and_the_loader_goes_on() -> None:
-    table = Broken(50, (3000, 30))
+    table = Broken(50, (4500, 30))
     with Loader(table, endless(50, 5), CPU, kind="threads", num_workers=2, seed=0) as loader:
         with pytest.raises(DataFailed, match=r"OSError: the disk is gone \(Broken, rows ") as caught:
             for _ in loader:

@@ -180,8 +180,8 @@ class RangedFile:
         finally:
             _thread.in_haste = False
 
-    def advise(self, offset: np.ndarray, size: np.ndarray) -> None:
-        """Download these extents in the background. offset, size: (n,) int64."""
+    def advise(self, offset: np.ndarray, size: np.ndarray, probes: object = None) -> None:
+        """Download these extents in the background. offset, size: (n,) int64. probes: not used."""
         self._after_a_fork()
         blocks = _blocks(offset, offset + size)
         segments = self._segments(blocks)

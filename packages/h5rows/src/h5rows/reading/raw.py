@@ -60,6 +60,27 @@ class _Mapping:
             unmap(*self._place)
 
 
+class Probes:
+    """Find out from a sample of a request whether all of it is in memory; for one reader.
+
+    A sample has 8 to 15 items. After `MANY` items in turn that were in memory it has one, at another place each time:
+    each probe releases the GIL, and if another thread takes it, this one waits longer than a probe takes.
+    """
+
+    MANY = 64
+
+    def __init__(self) -> None:
+        self._in_turn = 0  # number of items in memory since the last one that was not
+
+    def all_in_memory(self, count: int, in_memory: Callable[[int], bool]) -> bool:
+        """Return True if a sample of the items 0 ... count - 1 is in memory. in_memory: returns it for one item."""
+        before = self._in_turn
+        sample = range(0, count, max(1, count // 8)) if before < self.MANY or not count else [before % count]
+        found = all(map(in_memory, sample))
+        self._in_turn = before + len(sample) if found else 0
+        return found
+
+
 class RawFile:
     """A file that is read by offset, and mapped; shared by all fields and data sets of this process.
 
@@ -124,11 +145,12 @@ class RawFile:
             left -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def advise(self, offset: np.ndarray, size: np.ndarray) -> None:
+    def advise(self, offset: np.ndarray, size: np.ndarray, probes: Probes) -> None:
         """Ask the kernel to read these extents, unless a sample of them is in memory already. offset, size: (n,)
-        int64."""
-        probed = (offset + size // 2)[:: max(1, len(offset) // 8)]
-        if not hasattr(os, "posix_fadvise") or all(map(self.in_memory, probed.tolist())):  # macOS lacks this call
+        int64. probes: of the reader that calls."""
+        if not hasattr(os, "posix_fadvise"):  # macOS
+            return
+        if probes.all_in_memory(len(offset), lambda k: self.in_memory(int(offset[k] + size[k] // 2))):
             return
         held = self._open()
         order = np.argsort(offset)

@@ -21,7 +21,7 @@ from h5rows.errors import ConfigError, argument
 from h5rows.reading import filters
 from h5rows.reading.layout import Layout
 from h5rows.reading.opening import BORROWERS, Held, check_same, hold, identity, is_remote, unreadable
-from h5rows.reading.raw import ChunkCache, RawFile, raw_file, run_in_threads
+from h5rows.reading.raw import ChunkCache, Probes, RawFile, raw_file, run_in_threads
 
 
 class _AsTheyAre:
@@ -29,14 +29,18 @@ class _AsTheyAre:
 
     layout: Layout
     file: Any
+    _probes: Probes
 
     def _addresses(self, rows: np.ndarray) -> np.ndarray:
+        if len(self.layout.offset) == 1:
+            return self.layout.offset[0, 0] + rows * self.layout.row_bytes
         chunk, inner = np.divmod(rows, self.layout.chunk[0])
         return self.layout.offset[chunk, 0] + inner * self.layout.row_bytes
 
     def advise(self, rows: np.ndarray, count: np.ndarray | int = 1) -> None:
         """Load rows in the background. count: number of consecutive rows from each on."""
-        self.file.advise(self._addresses(rows), np.broadcast_to(count * self.layout.row_bytes, rows.shape))
+        size = np.broadcast_to(count * self.layout.row_bytes, rows.shape)
+        self.file.advise(self._addresses(rows), size, self._probes)
 
 
 def copy_rows(source: np.ndarray, offset: np.ndarray, size: int, out: np.ndarray, at: np.ndarray | None = None) -> None:
@@ -58,7 +62,7 @@ class Mapped(_AsTheyAre):
     """Copy rows from the file's mapping."""
 
     def __init__(self, layout: Layout, file: RawFile | None = None) -> None:
-        self.layout, self.file = layout, file or raw_file(layout.path, layout.identity)
+        self.layout, self.file, self._probes = layout, file or raw_file(layout.path, layout.identity), Probes()
         self._bytes, size = self.file.map(), self.layout.row_bytes
         self._rows: np.ndarray | None = None
         if len(self.layout.offset) == 1:
@@ -112,6 +116,7 @@ class MappedShards:
         self._first = np.cumsum([0, *map(len, tables)])[:-1]
         self._chunk_rows = np.asarray([part.layout.chunk[0] for part in parts])
         self._memory = np.asarray(_Span(low, high - low, mapped))
+        self._probes = Probes()
 
     @staticmethod
     def fits(readers: Sequence[Any]) -> bool:
@@ -128,9 +133,9 @@ class MappedShards:
 
     def in_memory(self, rows: np.ndarray, of: np.ndarray) -> bool:
         """Return True if a sample of these rows does not have to be read from the disk."""
-        some = slice(None, None, max(1, len(rows) // 8))
-        shards, local = of[some], rows[some] - self._starts[of[some]]
-        return all(self._parts[k].in_memory(row) for k, row in zip(shards.tolist(), local.tolist(), strict=True))
+        return self._probes.all_in_memory(
+            len(rows), lambda k: self._parts[of[k]].in_memory(int(rows[k] - self._starts[of[k]]))
+        )
 
 
 class _Span:
@@ -146,7 +151,7 @@ class Ranged(_AsTheyAre):
     """Copy rows from the downloaded blocks of a remote file."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout, self.file = layout, raw_file(layout.path, layout.identity)
+        self.layout, self.file, self._probes = layout, raw_file(layout.path, layout.identity), Probes()
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         """Copy rows[k] to out[k], or to out[at[k]]. Missing blocks are downloaded first."""
@@ -161,7 +166,7 @@ class Chunks:
     """Chunks with filters: read by offset, decoded in threads, cropped."""
 
     def __init__(self, layout: Layout, cache: ChunkCache) -> None:
-        self.layout, self._cache = layout, cache
+        self.layout, self._cache, self._probes = layout, cache, Probes()
         self.file = raw_file(layout.path, layout.identity)
         grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
         # for each tile of a row: its position in the sample, and its part inside the dataset
@@ -228,7 +233,7 @@ class Chunks:
         """Load the chunks of these rows in the background."""
         chunk = np.unique(rows // self.layout.chunk[0])
         offset, size = self.layout.offset[chunk].reshape(-1), self.layout.size[chunk].reshape(-1)
-        self.file.advise(offset[size > 0], size[size > 0])
+        self.file.advise(offset[size > 0], size[size > 0], self._probes)
 
 
 class ThroughH5py:
