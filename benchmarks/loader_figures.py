@@ -91,10 +91,10 @@ def epochs(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, rou
             names.setdefault(name, []).append(key)
             ways[key] = lambda epoch=epoch: rate(epoch)
     rates: dict[str, list[float]] = {key: [] for key in ways}
-    for _ in range(rounds + 1):
+    for _ in range(rounds + (rounds > 1)):  # the first of several warms up
         for key, way in ways.items():
             rates[key].append(way())
-    medians = {key: statistics.median(found[1:]) for key, found in rates.items()}  # the first pass warms up
+    medians = {key: statistics.median(found[-rounds:]) for key, found in rates.items()}
     ours = medians["ours (threads)"]
     print(f"\nshuffled epoch of {size:,} samples of {np.prod(shape) / 1000:.0f} KB, batch {batch_size}: {loader.why}\n")
     print("| way | samples/s | ours / it | target |\n|---|---|---|---|")
@@ -185,10 +185,10 @@ def workers(size: int, shape: tuple[int, ...], rounds: int) -> None:
     stream = (batch["x"] for batch in loader)
     peer: Any = DataLoader(dataset, 64, shuffle=True, num_workers=2, persistent_workers=True)  # type: ignore[arg-type]
     rates: dict[str, list[float]] = {"ours (workers)": [], "DataLoader, 2 workers": []}
-    for _ in range(rounds + 1):
+    for _ in range(rounds + (rounds > 1)):
         rates["ours (workers)"].append(rate(lambda: itertools.islice(stream, size // 64)))
         rates["DataLoader, 2 workers"].append(rate(lambda: (batch["x"] for batch in peer)))
-    ours, theirs = (statistics.median(found[1:]) for found in rates.values())
+    ours, theirs = (statistics.median(found[-rounds:]) for found in rates.values())
     print(f"\n| 0.2 ms of Python a sample of {np.prod(shape) / 1000:.0f} KB | samples/s |\n|---|---|")
     print(f"| ours (2 workers) | {ours:,.0f} |\n| DataLoader, 2 workers | {theirs:,.0f} |")
     print(f"| ratio (target 1.6) | {ours / theirs:.2f} |")

@@ -1,6 +1,6 @@
 """What bounds a run on many GPUs: constants measured here, and what follows from them for 8, 64 and 1,024.
 
-    ./run python benchmarks/scale.py [--rounds 5] [--parameters 1e9] [--link-gb-s 50]
+    ./run python benchmarks/scale.py [--rounds 5] [--quick] [--parameters 1e9] [--link-gb-s 50]
 
 Measured: saving and loading a checkpoint, the order of 10^10 samples beside torch's DistributedSampler, small
 reductions and gathers between local ranks (gloo), the meeting of a run's processes, time to the first step.
@@ -81,9 +81,9 @@ def order_costs(num_ranks: int) -> tuple[float, float]:
     return seconds / steps * 1e6, peak / 1e6
 
 
-def distributed_sampler_costs(samples: int = 10**7) -> tuple[float, float]:
+def distributed_sampler_costs(samples: int) -> tuple[float, float]:
     """(seconds, MB) per 10^10 samples of the list that torch's sampler makes in each rank, at each epoch: measured for
-    10^7, times a thousand."""
+    `samples`."""
     tracemalloc.start()
     began = time.perf_counter()
     indices = torch.randperm(samples, generator=torch.Generator().manual_seed(0)).tolist()
@@ -170,29 +170,32 @@ def meeting_ms(followers: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of little: whether it works")
     parser.add_argument("--parameters", type=float, default=1e9)
     parser.add_argument("--link-gb-s", type=float, default=50.0, help="of each GPU; 400 Gbit/s InfiniBand is 50")
     args = parser.parse_args()
     torch.set_num_threads(1)
     reductions = {size: collectives(size) for size in (2, 4)}  # first: forked before anything has started a thread
-    save, load = checkpoint_rates(args.rounds)
+    rounds, megabytes, listed = (1, 4, 10**5) if args.quick else (args.rounds, 400, 10**7)
+    save, load = checkpoint_rates(rounds, megabytes)
     orders = {ranks: order_costs(ranks) for ranks in (1, 8, 64, 1024)}
-    sampler_s, sampler_mb = distributed_sampler_costs()
+    sampler_s, sampler_mb = distributed_sampler_costs(listed)
     # the least: c10d asks DNS for the name of each peer, and where none answers some wait 5 s
-    meetings = {count: min(meeting_ms(count) for _ in range(args.rounds)) for count in (8, 64, 256)}
+    meetings = {count: min(meeting_ms(count) for _ in range(rounds)) for count in (8, 64, 256)}
     starts = {
-        ranks: median(first_step("logger=none", "trainer=ddp", f"hardware.num_procs={ranks}"), args.rounds)
-        for ranks in (1, 2, 4)
+        ranks: median(first_step("logger=none", "trainer=ddp", f"hardware.num_procs={ranks}"), rounds)
+        for ranks in ((1, 2) if args.quick else (1, 2, 4))
     }
     print(f"measured on {os.cpu_count()} cores, torch {torch.__version__}, numpy {np.__version__}\n\n| | |\n|---|---|")
     print(f"| checkpoint saved, loaded | {save:,.0f}, {load:,.0f} MB/s |")
     for ranks, (us, mb) in orders.items():
         print(f"| order of 10^10 samples, one of {ranks:,} ranks | {us:.1f} us a step of {SHARE}, {mb:.2f} MB |")
-    print(f"| DistributedSampler, 10^10 (from 10^7) | {sampler_s:,.0f} s an epoch, {sampler_mb / 1e3:,.0f} GB a rank |")
+    sampler = f"{sampler_s:,.0f} s an epoch, {sampler_mb / 1e3:,.0f} GB a rank"
+    print(f"| DistributedSampler, 10^10 (from {listed:,}) | {sampler} |")
     for size, (us, ms) in reductions.items():
         print(f"| {size} ranks: all-reduce of 4 sums, gather of random states | {us:.0f} us, {ms:.2f} ms |")
     for ranks in (8, 128, 1024):
-        copy, save_ms, load_ms = rank_states(ranks, args.rounds)
+        copy, save_ms, load_ms = rank_states(ranks, rounds)
         print(
             f"| random states of {ranks:,} ranks: copied, saved, loaded | {copy:.2f}, {save_ms:.1f}, {load_ms:.1f} ms |"
         )

@@ -1,6 +1,6 @@
 """Do the report's intervals and "differs" hold what they claim? Simulated tables through the report's own functions.
 
-    ./run python benchmarks/seeds.py [--tables 20000] [--quick]
+    ./run python benchmarks/seeds.py [--tables 20000] [--quick] [--rows 2 40] [--seeds 3]
 
 coverage   share of the rows' 95 % intervals that hold the true difference to the chosen best
 false      share of tables with a "differs" where there is none
@@ -116,6 +116,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=20_000)
     parser.add_argument("--quick", action="store_true", help="a twentieth of the tables")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="of the tables with equal rows")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the tables with equal rows")
     args = parser.parse_args()
     tables = args.tables // 20 if args.quick else args.tables
     began = time.process_time()
@@ -123,13 +125,14 @@ def main() -> None:
     for name, draw in (("normal", normal), ("t with 3 df", heavy), ("lognormal", lognormal),
                        ("sd from 1 to 5", unequal), ("one row of sd 5", one_noisy)):  # fmt: skip
         for paired in (True, False):
-            print(f"| {name}, {'paired' if paired else 'not paired'} | " + " | ".join(f"{k} rows" for k in ROWS) + " |")
-            print("|---" * (len(ROWS) + 1) + "|")
-            for seeds in SEEDS:
-                cells = [equal_rows(k, seeds, paired, tables, draw) for k in ROWS]
+            columns = " | ".join(f"{k} rows" for k in args.rows)
+            print(f"| {name}, {'paired' if paired else 'not paired'} | {columns} |")
+            print("|---" * (len(args.rows) + 1) + "|")
+            for seeds in args.seeds:
+                cells = [equal_rows(k, seeds, paired, tables, draw) for k in args.rows]
                 print(f"| {seeds} seeds | " + " | ".join(f"{c:.3f} / {f:.3f}" for c, f in cells) + " |", flush=True)
             print()
-    few = max(50, tables // 20)
+    few = -(-tables // 20)
     print(f"power / false, {few} tables a cell (differences in standard deviations of a run)\n")
     print("| | seeds | ours | Tukey's HSD | t tests, Holm |\n|---|---|---|---|---|")
     ones = np.ones(10)

@@ -72,6 +72,7 @@ def test_safetensors_of_tied_weights_load(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @WITH_ONNX
+@pytest.mark.slow
 def test_onnx_computes_what_the_model_does_for_any_batch_size(run: Path) -> None:
     said = export(run, "--to", "onnx").stdout
     assert "inputs x: float32 (batch, 1, 8, 8); outputs output; largest difference" in said

@@ -18,7 +18,7 @@ from lab.program import PROGRAM
 from samebits.runs import fill_directory
 from samebits.status import read_failure
 from samebits.testing import compose, status
-from samebits.testing.processes import free_port, limit, processes_with
+from samebits.testing.processes import free_port, limit, processes_with, warm
 
 # a command that says after 0.2 s what it waits for, and waits for at most argv[1] seconds
 COMMAND = f"""
@@ -46,7 +46,7 @@ def start(tmp_path: Path, limit_s: float, *overrides: str, **env: str) -> subpro
 
 def typed(tmp_path: Path, limit_s: float, *arguments: str, **env: str) -> subprocess.Popen[str]:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-c", COMMAND, str(limit_s), *arguments],
         env={**os.environ, **meeting, **env}, stderr=subprocess.PIPE, text=True, bufsize=1, cwd=tmp_path,
     )  # fmt: skip
