@@ -72,8 +72,8 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     skipped = check_finite(state, run)
     names = [name for name in state.running_sums if name.rpartition("/")[2] != "non_finite"]
     means = torch.stack([state.running_sums[name].float() for name in names])
-    times = means.new_empty(0) if run.rank_timing is None else run.rank_timing.table()
-    sums = to_host(run.world.all_reduce_sum(torch.cat([means, times])))
+    sent = means if run.rank_timing is None else torch.cat([means, run.rank_timing.table()])
+    sums = to_host(run.world.all_reduce_sum(sent))
     counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged |= {f"train/{name}": rate for name, rate in state.schedule.logged_rates().items()}

@@ -21,6 +21,7 @@ from samebits.schema import misfits
 # maximum bytes of a file of a run, by its name, otherwise by the end of its name, otherwise by ""
 LARGEST = {"sweep.json": 1 << 28, ".yaml": 1 << 20, ".json": 1 << 26, ".jsonl": 1 << 33, "": 1 << 28}
 LONGEST_LINE = 1 << 24  # maximum bytes of a line of a .jsonl file
+_ENCODER = json.JSONEncoder(allow_nan=False)  # without an indent
 # types in files of a run, by file name, for all versions; later versions add entries
 KINDS: dict[str, dict[str, Any]] = {
     "status.json": {
@@ -171,7 +172,11 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """Return the value as JSON. NaN and infinity are null, because JSON does not have them."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    encoder = _ENCODER if indent is None else json.JSONEncoder(indent=indent, allow_nan=False)
+    try:
+        return encoder.encode(value)
+    except ValueError:
+        return encoder.encode(_finite(value))
 
 
 def _finite(value: Any) -> Any:

@@ -19,7 +19,7 @@ from samebits.data.order import Plan
 from samebits.data.spec import Batch, empty_batch, sample_bytes
 
 _LOAD_BYTES = 64 * 1024 * 1024  # per read while the set is loaded
-_GROUP_BYTES = 256 * 1024  # small micro-batches are selected together, up to this size; the loop waits for it
+_GROUP_BYTES = 1024 * 1024  # small micro-batches are selected together, up to this size; the loop waits for it
 _GROUP_ROWS = 16384  # rows whose indices are copied to the device together
 
 

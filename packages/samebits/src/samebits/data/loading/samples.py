@@ -231,7 +231,7 @@ class _Making:
         self._samples, self._rows, self._step, self._what = samples, rows, step, what
 
     def __enter__(self) -> None:
-        self._report(self._rows[0] if len(self._rows) == 1 and not self._step else -1)
+        self._report(self._rows[0] if not self._step and len(self._rows) == 1 else -1)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._report(-1)
