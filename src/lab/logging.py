@@ -23,24 +23,23 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
     steps are not skipped (without fp16 and trainer.non_finite=skip): the sum of their norms is not finite either."""
     skips = may_skip(run.trainer, state.scaler)
     # there may be counts without `skips`: steps before a resume that changed trainer.non_finite
-    counts, norms = (
-        [n for n in state.running_sums if n.rpartition("/")[2] == key] for key in ("non_finite", "grad_norm")
-    )
+    counts, norms = ([n for n in state.running_sums if n.rpartition("/")[2] == k] for k in ("non_finite", "grad_norm"))
     names = counts if skips else [*counts, *norms]
     sums = to_host(torch.stack([state.running_sums[name] for name in names])) if names else []
     if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
-        steps = f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
+        means = [f"{n} {float(v) / state.counts[n]:.3g}" for n, v in state.running_sums.items() if n not in names]
+        window = f"{state.logged_step + 1} to {state.step} (means on rank {run.world.rank}: {', '.join(means)})"
+        steps = f"gradients were not finite within the steps {window}"
         if found := getattr(run.train_set, "find_non_finite", lambda: None)():
-            raise RunFailed(f"{steps}the data are not finite either: {found}")
+            raise RunFailed(f"{steps}; the data are not finite either: {found}")
         weights = local_parts(list(state.model.parameters()))
         if not any(map(math.isnan, sums)) and all(bool(part.isfinite().all()) for part in weights):
             raise RunFailed(
-                f"the norm of the gradients overflowed float32 within the steps {state.logged_step + 1} to "
-                f"{state.step}: scale the loss or the targets down; if a gradient itself is infinite, debug=nan names "
-                "the module"
+                f"the norm of the gradients overflowed float32 within the steps {window}: scale the loss or the "
+                "targets down; if a gradient itself is infinite, debug=nan names the module"
             )
         raise RunFailed(
-            f"{steps}debug=nan names the module, trainer.non_finite=skip skips such steps, "
+            f"{steps}; debug=nan names the module, trainer.non_finite=skip skips such steps, "
             "a lower optim.lr or trainer.clip_norm may prevent them: see docs/troubleshooting.md#gradients-not-finite"
         )
     if state.scaler and state.scaler.get_scale() < SMALLEST_SCALE:
