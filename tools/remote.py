@@ -377,7 +377,7 @@ def fetch(host: Host, run: str, checkpoints: bool) -> set[str]:
     """Bring back what the run has written, without checkpoints, below outputs/remote/HOST. Return {"found"}, {"none"}
     if it should have written a directory and there is none, or an empty set if its command writes none."""
     to = ROOT / "outputs/remote" / host.name
-    left = ["wandb/", ".lock", ".before/", ".slurm/", *(() if checkpoints else ("checkpoints/",))]
+    left = ["wandb/", ".lock", ".launching.*", ".before/", ".slurm/", *(() if checkpoints else ("checkpoints/",))]
     found = [line.partition(" ") for line in host.ask("directories", run)]
     for directory in [path for word, _, path in found if word == "found"]:
         outside = directory.startswith("/")

@@ -99,7 +99,7 @@ start() { # id arguments...
   : >"$run/log"
   # sessions of their own: what ends with the connection does not reach them. `stop` sends SIGTERM to the whole group of
   # the command, and this shell is not in it, so that it writes the status
-  setsid bash -c '
+  RUN_REMOTE=$remote RUN_REMOTE_HOST=$name setsid bash -c '
     run=.remote/runs/$0
     setsid ./run "$@" >>"$run/log" 2>&1 </dev/null &
     echo "$$ $(hostname) $!" >"$run/pid"

@@ -170,7 +170,7 @@ VALUES = [
     row("optim/schedule=step_every optim.schedule.every=30", "optim.schedule.every: must be <= 1, got 30; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
     row("optim/schedule=step_every optim.schedule.every=true", "optim.schedule.every: expected a share of all steps (0.5), epochs (10ep) or steps (500st) or null, got true"),
     row("task=mae", "task.decoder.num_inputs: there is no key model.width, to which ${model.width} refers - conf/task/mae.yaml begins with a command that trains it: ./run train task=mae model=vit", needs("conf/task/mae.yaml")),
-    row("task=gan optim.objectives.critic.lr=1e-4", "optim.objectives.critic: no such key (optim.objectives has: ) - add a new key with a plus, +optim.objectives.critic.lr=1e-4", GAN),
+    row("task=gan optim.objectives.critic.lr=1e-4", "optim.objectives.critic: no such key (optim.objectives is empty) - add a new key with a plus, +optim.objectives.critic.lr=1e-4", GAN),
     row("task=gan +optim@optim.objectives.critic=sgd optim.objectives.critic.nesterof=true", "optim.objectives.critic.nesterof: no such key - did you mean optim.objectives.critic.nesterov? (optim.objectives.critic has: [...]", GAN),
     row("task=gan +optim@optim.objectives.critic=sgdd", "optim=sgdd: no such option - did you mean optim=sgd? (optim has: [...]", GAN),
     row("optim/schedule=step optim.schedule.gamma=-1", "optim.schedule.gamma: must be > 0, got -1"),
@@ -464,7 +464,7 @@ RUNS = [
     row(f"{NET} +model.depth=7 model.dropout=1.0", "model.dropout=1.0: lab.models.zoo.Net cannot be built: dropout probability has to be between 0 and 1, but got 7.0 (ValueError, TMP/mine/zoo.py, line 16; LAB_TRACEBACK=1 prints the traceback)"),
     row(f"{NET} +model.depth=0 trainer=ddp hardware.num_procs=2", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, [...])", files={"a/notes/mine.txt": "mine"}),
     row("model._target_=lab.models.zoo.Late ~model.input_shape ~model.num_outputs ~model.hidden ~model.dropout", "model: net.1.weight belongs to a lazy module, which has no size before the first batch: give the size, from data.input_shape and data.num_outputs"),
-    row("model.input_shape=[3]", "MLP was built for samples of shape (3,) but got (1, 8, 8): set its input_shape to this (for the model: model.input_shape, the shape after data.transforms)"),
+    row("model.input_shape=[3]", "MLP was built for samples of shape (3,) but got (1, 8, 8): set data.input_shape to this, the shape after data.transforms (if it is not the model: its input_shape)"),
     row("optim=sgd optim.momentum=0", "optim.momentum=0: torch.optim.SGD cannot be built: Nesterov momentum requires a momentum and zero dampening (ValueError, [...]sgd.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
     row("optim.schedule._target_=lab.models.zoo.rate", "optim.schedule: lab.models.zoo.rate cannot be built with warmup=0.05, final=0.0: can't multiply sequence by non-int of type 'float' (TypeError; LAB_TRACEBACK=1 prints the traceback)"),
     nothing("model", "a torch.nn.modules.module.Module"),
@@ -523,6 +523,26 @@ def test_a_mistake_that_a_started_run_finds(
     assert len(re.findall("^(error|failed): |Traceback", done.stderr, re.MULTILINE)) == 1
     assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
     assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (
+            ("model=vit", "model.patch=4"),
+            r"^ViT was built for 4 patches of 48 values, but an image \(1, 8, 8\) has 4 of 16: set data\.input_shape to",
+        ),
+        (("model=cifar_fast",), r"data\.input_shape=\[3, 8, 8\] is not the shape of its samples x, \[1, 8, 8\]"),
+    ],
+)
+def test_a_wrong_shape_of_the_data_is_named_where_a_model_fails(
+    tmp_path: Path, model: tuple[str, ...], line: str
+) -> None:
+    quick = [one for one in QUICK if not one.startswith("model.")]
+    overrides = [*quick, *model, "data.input_shape=[3,8,8]", "trainer.max_steps=1"]
+    found = called([*TRAIN, *overrides, f"hydra.run.dir={tmp_path}/run"], code=None).stderr
+    assert re.search(line, found.splitlines()[-1].removeprefix("error: ").removeprefix("failed: "))
 
 
 @pytest.mark.slow

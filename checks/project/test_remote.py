@@ -30,6 +30,7 @@ usage="
   train     its arguments are checked"
 cd "$(dirname "$0")"
 printf '<%s>\\n' "$@"
+echo "$RUN_REMOTE_HOST: $RUN_REMOTE stop"
 trap 'echo saved; exit 75' TERM
 echo "run outputs/one name/r1"
 mkdir -p "outputs/one name/r1/checkpoints"
@@ -71,6 +72,7 @@ def test_arguments_status_and_results_arrive_as_they_are(there: There) -> None:
     assert process.wait(limit(30)) == 7
     said = there.said()
     assert "".join(f"<{one}>\n" for one in ("work", *ARGUMENTS)) in said
+    assert "\nbox: ./run remote box stop\n" in said  # the names that the user has typed
     assert "not copied to box: 1 untracked (new.py)" in said
     assert "not copied to box: 1 ignored (large.h5)" in said
     assert not (there.copy / "new.py").exists()

@@ -92,6 +92,21 @@ def test_only_the_printed_address_answers_and_only_with_its_pages(tmp_path: Path
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_with_remote_it_names_the_host_and_the_end_that_the_user_can_type(tmp_path: Path) -> None:
+    """Not its own name, which ssh on the laptop may not know, and not Ctrl-C, which ends only the display there."""
+    remote = {"RUN_REMOTE": "./run remote --folder x box", "RUN_REMOTE_HOST": "box"}
+    ends = "Ctrl-C ends only the display, ./run remote --folder x box stop ends this command"
+    command = [*REPORT, str(tmp_path), "--serve", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **remote}) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(4)]
+        finally:
+            process.kill()
+    assert lines[2].endswith(" box\n")
+    assert lines[3] == f"{ends}.\n"
+
+
 def test_states_are_those_of_the_report(tmp_path: Path) -> None:
     """Of runs of this host and of another one, with and without a process, that have written just now or long ago."""
     states = {

@@ -84,7 +84,7 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
                 mistake = _dtype_mistake(model, batch, error) or _unequal_batches(model, error)
             if mistake is not None:
                 raise mistake from error
-            _note_inputs(model, batch, error)
+            _note_inputs(model, task, batch, error)
             raise
 
     return call
@@ -106,9 +106,9 @@ def note(error: Exception, key: str, output: Any, batch: Any) -> None:
     vars(error).setdefault("given", f"the output is {shapes({'': output}).strip()}; the batch has {shapes(batch)}")
 
 
-def _note_inputs(model: nn.Module, batch: dict[str, Any], error: Exception) -> None:
+def _note_inputs(model: nn.Module, task: Any, batch: dict[str, Any], error: Exception) -> None:
     """Add to the error, for `explained_mistake`: the innermost module of the model in its traceback, with the shapes
-    of its input and of the batch."""
+    of its input and of the batch, and a data.input_shape that is not the batch's."""
     named = model.named_modules() if isinstance(model, nn.Module) else ()
     names = {id(module): name for name, module in named}
     called = [
@@ -126,7 +126,11 @@ def _note_inputs(model: nn.Module, batch: dict[str, Any], error: Exception) -> N
         given.append(f"in {own}: {shapes(dict([*inputs.items()][:LISTED]))}")
         vars(error).setdefault("key", "model")
     vars(error).setdefault("key", "task")
-    vars(error).setdefault("given", "; ".join([*given, f"the batch has {shapes(batch)}"]))
+    given.append(f"the batch has {shapes(batch)}")
+    known, x = getattr(getattr(task, "run", None), "input_shape", ()), batch.get("x")
+    if known and isinstance(x, Tensor) and tuple(x.shape[1:]) != tuple(known):
+        given.append(f"data.input_shape={list(known)} is not the shape of its samples x, {list(x.shape[1:])}")
+    vars(error).setdefault("given", "; ".join(given))
 
 
 def shapes(values: Any) -> str:

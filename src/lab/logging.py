@@ -27,20 +27,20 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
     names = counts if skips else [*counts, *norms]
     sums = to_host(torch.stack([state.running_sums[name] for name in names])) if names else []
     if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
-        steps = f"gradients were not finite within the steps {state.logged_step + 1} to {state.step}; "
+        means = [f"{n} {float(v) / state.counts[n]:.3g}" for n, v in state.running_sums.items() if n not in names]
+        window = f"{state.logged_step + 1} to {state.step} (means on rank {run.world.rank}: {', '.join(means)})"
+        steps = f"gradients were not finite within the steps {window}"
         if found := getattr(run.train_set, "find_non_finite", lambda: None)():
-            raise RunFailed(f"{steps}the data are not finite either: {found}")
+            raise RunFailed(f"{steps}; the data are not finite either: {found}")
         largest = [to_host(part.abs().max()) for part in local_parts(state.model.parameters()) if part.numel()]
         if not any(map(math.isnan, sums)) and all(map(math.isfinite, largest)):
-            means = {name: to_host(value) / state.counts[name] for name, value in state.running_sums.items()}
-            losses = "".join(f"mean {name} {mean:.3g}, " for name, mean in means.items() if name.endswith("loss"))
             raise RunFailed(
-                f"the norm of the gradients overflowed float32 within the steps {state.logged_step + 1} to "
-                f"{state.step} ({losses}largest weight {max(largest, default=0.0):.3g}): scale the loss or the targets "
-                "down; if a gradient itself is infinite, debug=nan names the module"
+                f"the norm of the gradients overflowed float32 within the steps {window}; the largest weight is "
+                f"{max(largest, default=0.0):.3g}: scale the loss or the targets down; if a gradient itself is infinite, "
+                "debug=nan names the module"
             )
         raise RunFailed(
-            f"{steps}debug=nan names the module, trainer.non_finite=skip skips such steps, "
+            f"{steps}; debug=nan names the module, trainer.non_finite=skip skips such steps, "
             "a lower optim.lr or trainer.clip_norm may prevent them: see docs/troubleshooting.md#gradients-not-finite"
         )
     if state.scaler and state.scaler.get_scale() < SMALLEST_SCALE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lab.config import Config, check, set_processes
 from lab.evaluation import evaluate
 from lab.experiment import Experiment
 from lab.frozen_networks import provide_frozen
+from lab.groups import RootConfig
 from lab.loaders import make_dataset
 from lab.model_io import restore_model
 from lab.tasks.base import Task
@@ -29,6 +30,7 @@ from samebits.world import process_group, world_of_one
 READ = ("data", "hardware", "model", "quantization", "rules", "seed", "task")
 READ_OF_TRAINER = ("global_batch_size", "max_eval_batches", "pad_eval_batches")
 # of these groups only training reads; hardware.micro_batch_size is read where hardware.eval_batch_size is null
+GROUPS = [each.name for each in fields(RootConfig)]
 ONLY_TRAINING = ("data.overfit", "hardware.cuda_graph")
 
 
@@ -48,8 +50,8 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
 
     path: a run directory or checkpoint. overrides: key=value for the run's config. num_procs: processes that will share
     the samples of the split."""
-    model, cfg, file, payload = restore_model(path, overrides)
     check_effects(overrides, split)
+    model, cfg, file, payload = restore_model(path, overrides)
     set_processes(cfg, num_procs)
     config = check(cfg, trains=False)
     hardware = resolve_auto_as_recorded(resolve_hardware(config.hardware, config.trainer), file.parent.parent)
@@ -67,7 +69,11 @@ def check_effects(overrides: Sequence[str], split: str) -> None:
     """Raise ConfigError for an override that only training reads, or that only the start of a run reads."""
     for override in overrides:
         key, _, value = override.partition("=")
+        key = key.lstrip("+~")
         group, _, name = key.partition(".")
+        group = group.partition("/")[0].partition("@")[0]
+        if group not in GROUPS:
+            continue  # restore_model names the unknown key
         if found := re.fullmatch(r"(data(?:\.parts\.[^.]+)?)\.(split_ratio|split_by)", key):
             raise ConfigError(
                 f"{override}: has no effect on a trained model, because its config has the splits that a new run makes "
@@ -78,7 +84,8 @@ def check_effects(overrides: Sequence[str], split: str) -> None:
                 f"{override}: has no effect on a trained model - remove it; evaluate uses one process, and predict "
                 f"takes --procs {value}"
             )
-        if key in ONLY_TRAINING or (group not in READ and not (group == "trainer" and name in READ_OF_TRAINER)):
+        only_training = key in ONLY_TRAINING or re.match(r"data(\.parts\.[^.]+)?[./]order\b", key)
+        if only_training or (group not in READ and not (group == "trainer" and name in READ_OF_TRAINER)):
             raise ConfigError(
                 f"{override}: has no effect on a trained model, because only training reads it - remove it; to change "
                 "training, start a run with it"

@@ -392,9 +392,10 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
     ]  # fmt: skip
 
 
-STOPS = r"^gradients were not finite within the steps 5 to 9; debug=nan names .*trainer\.clip_norm"
+MEANS = r"within the steps 5 to 9 \(means on rank 0: loss 0\.2\)"
+STOPS = rf"^gradients were not finite {MEANS}; debug=nan names .*trainer\.clip_norm"
 SCALE = r"^fp16: the loss scale has fallen below 0\.001 by step 9,"
-LARGE = r"^the norm of the gradients overflowed .* 5 to 9 \(mean loss 0\.5, largest weight 0\.475\): scale the loss"
+LARGE = rf"^the norm of the gradients overflowed float32 {MEANS}; the largest weight is 0\.475: scale the loss"
 GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": NAN}
 
 
@@ -416,8 +417,7 @@ GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": NAN}
 )
 def test_steps_that_are_not_finite(held: dict[str, float], skip: bool, scale: float | None, expected: Any) -> None:
     scaler = None if scale is None else SimpleNamespace(get_scale=lambda: scale)
-    sums = totals(**held)
-    state = state_of(step=9, logged_step=4, scaler=scaler, running_sums=sums, counts=dict.fromkeys(sums, 2))
+    state = state_of(step=9, logged_step=4, scaler=scaler, running_sums=totals(**held), counts=dict.fromkeys(held, 5))
     run = run_of(Surroundings(), non_finite="skip" if skip else "stop")
     with pytest.raises(RunFailed, match=expected) if isinstance(expected, str) else contextlib.nullcontext():
         assert logging.check_finite(state, run) == expected
@@ -548,7 +548,8 @@ def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_not_finite_is_neither_scored_nor_saved() -> None:
     around = Surroundings()
-    state, run = state_of(step=3, running_sums=totals(loss=NAN, grad_norm=NAN)), run_of(around)
+    sums = totals(loss=NAN, grad_norm=NAN)
+    state, run = state_of(step=3, running_sums=sums, counts=dict.fromkeys(sums, 3)), run_of(around)
     for work in (lambda: loop.save(state, run, best=False), lambda: loop.score(state, lambda state: False, run)):
         with pytest.raises(RunFailed, match="not finite within the steps"):
             work()

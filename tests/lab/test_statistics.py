@@ -378,7 +378,10 @@ def test_a_run_marks_the_columns_that_lack_values_in_its_training_rows(tmp_path:
     # another file, without missing values, keeps the columns
     full = written(tmp_path / "b.h5", np.nan_to_num(table()))
     assert np.isfinite(score_checkpoint(run, "test", [full])["loss"])
-    assert "x: NaN -> 0, with new columns that mark it for 1, 3 (FillMissing)" in (run / "train.log").read_text()
+    assert (
+        "x: NaN -> 0, and 2 new columns with 1 where there was NaN in the columns 1, 3 (FillMissing)"
+        in (run / "train.log").read_text()
+    )
 
 
 def test_the_columns_follow_the_split(tmp_path: Path) -> None:

@@ -106,11 +106,37 @@ def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
         ("cut.pt", CorruptFileError, r"cut.pt does not load: "),
         ("flipped.pt", CorruptFileError, r"flipped.pt does not load: Bad CRC-32"),
         ("list.pt", CorruptFileError, r"list.pt does not load: it contains no state dict"),
-        ("other.pt", ConfigError, r"other.pt: no weight in it fits the model: .* x\.0\.weight, .*has 0"),
+        (
+            "other.pt",
+            ConfigError,
+            r"other.pt: no weight in it fits the model: .* x\.0\.weight, .*has 0\..* - .*task\.rename",
+        ),
     ):
         with pytest.raises(kind, match=line) as caught:
             task(tmp_path / name).initialize(small(), iter(()))
         assert "\n" not in str(caught.value)
+
+
+def test_weights_of_another_model_are_not_taken_for_some_of_this_one(tmp_path: Path) -> None:
+    """A share below 1 % is an error, below a half a line. A head of another size is neither, nor is a file that has
+    only a part of the model."""
+
+    def net(width: int, outputs: int = 3) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, outputs))
+
+    def loaded(theirs: nn.Module, mine: nn.Module) -> str:
+        torch.save(theirs.state_dict(), tmp_path / "w.pt")
+        return task(tmp_path / "w.pt").initialize(mine, iter(())) or ""
+
+    few = "% of the model's"
+    with pytest.raises(ConfigError, match=r"w\.pt: has only 3 of the model's [\d,]+ parameters: .* - .*task\.rename"):
+        loaded(net(30), net(40))
+    said = loaded(nn.Sequential(nn.Linear(8, 20), nn.Linear(20, 40), nn.Linear(40, 3)), net(20))
+    assert "only 28 % of the model's 663 parameters were loaded, the others start with random values - if" in said
+    for theirs, mine in (
+        (net(20, 12), net(20)), (net(4, 1000), net(4, 3)), (net(4, 3), net(4, 1000)), (net(20)[:1], net(20)),
+    ):  # fmt: skip
+        assert few not in loaded(theirs, mine)
 
 
 # -- what stays

@@ -143,5 +143,5 @@ def test_what_cannot_be() -> None:
         vit.ViT([3, 8, 12], 5, 5, 8, 2, 2, 0.0)
     with pytest.raises(ConfigError, match=r"model\.width=10: must be a multiple of model\.heads=2 and of 4"):
         vit.ViT([3, 8, 12], 5, 4, 10, 2, 2, 0.0)
-    with pytest.raises(ConfigError, match=r"built for 6 patches but got an image \(3, 8, 8\)"):
+    with pytest.raises(ConfigError, match=r"built for 6 patches of 48 values, but an image \(3, 8, 8\) has 4"):
         model(torch.rand(1, 3, 8, 8))

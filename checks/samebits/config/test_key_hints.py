@@ -57,7 +57,7 @@ def test_a_key_with_one_typo_is_named(typo: str, choices: tuple[str, ...]) -> No
     {
         "data.transforms.normalise.mean": " - choose data/transforms=[to_float,normalize] (data.transforms has: "
         "to_float)",
-        "callback.sumary.depth": " - choose callback=summary (callback has: )",
+        "callback.sumary.depth": " - choose callback=summary (callback is empty)",
         "optim.schedule.step_every": " - choose optim/schedule=step_every (optim.schedule has: warmup, final)",
         "optim.schedule.every": " - choose optim/schedule=step_every (optim.schedule has: warmup, final)",
         "optim.schedule.steps_of_my_own": " (optim.schedule has: warmup, final) - add a new key with a plus, "
@@ -65,7 +65,7 @@ def test_a_key_with_one_typo_is_named(typo: str, choices: tuple[str, ...]) -> No
         "data.transforms.own.mean": " (data.transforms has: to_float) - add a new key with a plus, "
         "+data.transforms.own._target_=...",
         "data.fields.name": " (data.fields has: x, y) - add a new key with a plus, +data.fields.name=0",
-        "data.order.seed": " (data.order has: ) - add a new key with a plus, +data.order.seed=0, if "
+        "data.order.seed": " (data.order is empty) - add a new key with a plus, +data.order.seed=0, if "
         "samebits.data.order.shuffled accepts it",
     }.items(),
 )
@@ -124,6 +124,7 @@ class Refusing(type(Path())):  # type: ignore[misc]
         ("gan", "MLP was built for other samples", "task=gan model.input_shape=[32] model.num_outputs=64 "
          "optim.lr=1e-4 optim.betas=[0.0,0.9] trainer.clip_norm=null"),
         ("streaming", "data.order: has no lanes", "experiment=streaming"),
+        ("gan", "task.penalty: must be >= 0, got -1", ""),
         ("mae", "hardware.device=cuda: there is no GPU", ""),
         ("classification", "model: wrong", ""),
     ],
@@ -135,3 +136,9 @@ def test_an_error_of_an_option_names_the_command_of_its_yaml(task: str, error: s
     assert hint == (command and f" - conf/task/{task}.yaml begins with a command that trains it: ./run train {command}")
     assert recipe_hint(error, chosen, [f"task={task}", *command.split()], PROGRAM.conf) == ""
     assert recipe_hint(error, chosen | {"task": "of an experiment"}, [f"task={task}"], PROGRAM.conf) == ""
+
+
+def test_an_error_without_a_key_is_not_about_what_the_user_knows() -> None:
+    """Of the command the user has typed the keys of the model, and the error names none of the others."""
+    typed = ["task=gan", "model.input_shape=[32]", "model.num_outputs=64", "task.critic.input_shape=[3]"]
+    assert recipe_hint("MLP was built for others", {"task": "gan"}, typed, PROGRAM.conf) == ""

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from common import ROOT, TRAIN
+from common import QUICK, ROOT, TRAIN
 from test_wandb import RUN, assert_holds, no_process_left, online
 from wandb_server import Server, serving
 
@@ -25,9 +25,9 @@ from lab.program import PROGRAM
 from samebits.config.wandb_agent import from_agent
 from samebits.loggers.wandb_log import run_name
 from samebits.loggers.wandb_upload import Feed
-from samebits.runs import claimed, current_status, is_running
+from samebits.runs import claimed, current_status, is_running, launching
 from samebits.testing import kill_at, metrics, result, status
-from samebits.testing.processes import at_once, called, free_port, processes_with, sample_of, wait_for, warm
+from samebits.testing.processes import at_once, called, free_port, limit, processes_with, sample_of, wait_for, warm
 
 SYNC = [sys.executable, str(ROOT / "src" / "sync.py")]
 STEPS = ("trainer.log_every=2", "trainer.eval_every=4", "trainer.save_every=4")
@@ -137,7 +137,7 @@ def test_a_watch_sends_runs_while_they_grow_and_ends_with_them(finished: Path, t
 
     watching = begin()
     try:
-        with claimed(run), open(run / "metrics.jsonl", "a") as file:
+        with launching(tmp_path), claimed(run), open(run / "metrics.jsonl", "a") as file:
             (run / "status.json").write_text(json.dumps({**end, "status": "running"}))
             for i, line in enumerate(lines[:6]):
                 half = len(line) // 2
@@ -173,6 +173,57 @@ def test_a_watch_sends_runs_while_they_grow_and_ends_with_them(finished: Path, t
     assert_holds(server, run)
     assert_holds(server, queued)
     assert not server.changed
+
+
+def test_a_watch_waits_for_queued_runs_only_while_something_will_run_them(tmp_path: Path) -> None:
+    """SLURM has refused them; SLURM's queue has batch jobs of the sweep; a command on another host runs it."""
+    sweep, programs = tmp_path / "sweep", tmp_path / "bin"
+    programs.mkdir()
+    said = {"sbatch": "echo 'sbatch: error: Invalid account' >&2; exit 1", "squeue": f"cat {tmp_path}/queue"}
+    for name, line in (said | {"scontrol": ""}).items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "queue").write_text("")
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    begin = [*TRAIN, *QUICK, "-m", "hydra/launcher=slurm", "seed=0,1", "trainer.max_steps=4"]
+    assert "Invalid account" in called([*begin, f"hydra.sweep.dir={sweep}"], code=1, env=environment).stderr
+    watch = [*SYNC, str(sweep), "--watch", "--every", "1"]
+    ends = "2 queued runs are not waited for, because no command and no batch job runs them"
+    assert ends in called(watch, env=environment).stdout
+    (sweep / ".slurm/20260101-000000-00000000.sh").touch()
+    (tmp_path / "queue").write_text(f"{sweep}/.slurm/20260101-000000-00000000.sh\n")
+    elsewhere = sweep / ".launching.elsewhere.5"
+    for end in (lambda: (tmp_path / "queue").write_text(""), lambda: os.utime(elsewhere, (0, 0))):
+        with subprocess.Popen(watch, env=environment, stdout=subprocess.PIPE, text=True) as watching:
+            try:
+                assert watching.stdout
+                assert watching.stdout.readline() == "watching 2 queued; Ctrl-C stops\n"
+                assert watching.poll() is None
+                end()
+                assert ends in watching.communicate(timeout=limit(60))[0]
+            finally:
+                watching.kill()
+        elsewhere.touch()
+        for run in sweep.glob("seed*"):
+            os.utime(run / "status.json", (0, 0))
+
+
+@pytest.mark.slow
+def test_a_watch_without_a_key_of_wandb_sends_the_runs_of_mlflow(finished: Path, tmp_path: Path) -> None:
+    """Each run of W&B has its line; if all log to W&B, the missing key is an error at once."""
+    shutil.copytree(finished, tmp_path / "runs/wandb")
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "WANDB_CONFIG_DIR": str(tmp_path)}
+    watch = [*SYNC, str(tmp_path / "runs"), "--watch", "--every", "1"]
+    done = called(watch, code=2, env=environment)
+    assert done.stderr.startswith("error: W&B has no API key")
+    there = f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns"
+    run = tmp_path / "runs/mlflow"
+    called([*TRAIN, *QUICK, "logger=mlflow", there, "trainer.max_steps=4", f"hydra.run.dir={run}"])
+    (run / "mlflow.json").unlink()
+    done = called(watch, code=2, env=environment)
+    assert "runs/mlflow: MLflow: MLflow is complete" in done.stdout
+    assert "runs/wandb: W&B: failed: ConfigError: W&B has no API key" in done.stderr
 
 
 def test_what_a_watch_cannot_do_is_an_error(tmp_path: Path) -> None:

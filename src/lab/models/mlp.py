@@ -39,8 +39,8 @@ class MLP(nn.Sequential):
         """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
         if x.shape[1:] != self.input_shape:
             raise ConfigError(
-                f"MLP was built for samples of shape {self.input_shape} but got {tuple(x.shape[1:])}: "
-                "set its input_shape to this (for the model: model.input_shape, the shape after data.transforms)"
+                f"MLP was built for samples of shape {self.input_shape} but got {tuple(x.shape[1:])}: set "
+                "data.input_shape to this, the shape after data.transforms (if it is not the model: its input_shape)"
             )
         if not x.is_floating_point():
             raise ConfigError(

@@ -113,7 +113,7 @@ class ResNet(nn.Module):
         if x.dim() != 4 or x.shape[1] != self.channels:
             raise ConfigError(
                 f"ResNet was built for images of {self.channels} channels, but got a batch of shape {tuple(x.shape)}: "
-                "set model.input_shape to the shape after data.transforms, (C, H, W) or (H, W)"
+                "set data.input_shape to the shape of a sample after data.transforms, (C, H, W) or (H, W)"
             )
         if not x.is_floating_point():
             raise ConfigError(

@@ -56,7 +56,7 @@ class UNet(nn.Module):
         if x.dim() != 4 or x.shape[1] != self.channels or not x.is_floating_point():
             raise ConfigError(
                 f"UNet was built for floating-point images of {self.channels} channels, but got {x.dtype} "
-                f"{tuple(x.shape)}: set model.input_shape, or data.transforms"
+                f"{tuple(x.shape)}: set data.input_shape to the shape of a sample after data.transforms"
             )
         skipped: list[Tensor] = []
         for level, block in enumerate(self.down):

@@ -44,10 +44,11 @@ class ViT(nn.Module):
         """Return a vector for each patch, (B, K, width). kept: (B, K) int64, numbers of the patches that the model
         sees; None: all."""
         shown = patches(x, self.patch)
-        if shown.shape[1] != len(self.position):
+        count, values = len(self.position), self.input.in_features
+        if shown.shape[1:] != (count, values):
             raise ConfigError(
-                f"ViT was built for {len(self.position)} patches but got an image {tuple(x.shape[1:])}: set "
-                "model.input_shape to the shape after data.transforms"
+                f"ViT was built for {count} patches of {values} values, but an image {tuple(x.shape[1:])} has "
+                f"{shown.shape[1]} of {shown.shape[2]}: set data.input_shape to the shape after data.transforms"
             )
         places = self.position.expand(len(x), -1, -1)
         if kept is not None:

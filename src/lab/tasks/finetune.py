@@ -15,6 +15,10 @@ from samebits.checkpoints import find_weights, format_keys, load_fitting
 from samebits.errors import ConfigError
 from samebits.schema import regex
 
+REMEDY = (
+    "if these are weights of this model, translate their names with task.rename; if not, change model or task.weights"
+)
+
 
 class Finetune(Supervised):
     """Supervised training from the weights in `weights`.
@@ -42,7 +46,7 @@ class Finetune(Supervised):
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
         """Load the weights into the model; see `renamed`."""
         file, state = find_weights(Path(self.source))
-        return load_fitting(model, self.renamed(state), file)
+        return load_fitting(model, self.renamed(state), file, REMEDY)
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state dict with the names of `rename`. Raise ConfigError if two weights get the same name or a

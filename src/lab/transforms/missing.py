@@ -47,5 +47,8 @@ class FillMissing:
     def describe(self, spec: Mapping[str, Any]) -> list[str]:
         """Return a line for the log. spec: {field: (shape of a sample, dtype)}."""
         named = ", ".join(map(str, self.columns[:8])) + ", ..." * (len(self.columns) > 8)
-        what = f"with new columns that mark it for {named}" if named else "without new columns"
+        count = len(self.columns)
+        what = (
+            f"and {count} new columns with 1 where there was NaN in the columns {named}" if named else "no new columns"
+        )
         return [f"{self.field}: NaN -> {self.value:g}, {what} (FillMissing)"]

@@ -278,7 +278,8 @@ def no_such_key(
         if not alike and (match := nearest(name, [k.rpartition(".")[2] for k in elsewhere], cutoff=0.75)):
             alike = [k for k in elsewhere if k.rpartition(".")[2] == match]
         hint = f" - did you mean {' or '.join(alike[:3])}?" if alike else ""
-    return f"{key}: no such key{hint} ({prefix or 'the config'} has: {', '.join(siblings)})"
+    has = f"has: {', '.join(siblings)}" if siblings else "is empty"
+    return f"{key}: no such key{hint} ({prefix or 'the config'} {has})"
 
 
 def fits(value: Any, hint: Any, exact: bool = False) -> tuple[bool, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import signal
@@ -85,3 +86,9 @@ def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
 def heeded_signals() -> list[signal.Signals]:
     """Return the stop signals, without SIGHUP if it is ignored (nohup)."""
     return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
+def how_to_stop() -> str:
+    """Return how the user ends this command: by Ctrl-C, or on another machine as ./run remote says (RUN_REMOTE)."""
+    remote = os.environ.get("RUN_REMOTE")
+    return f"Ctrl-C ends only the display, {remote} stop ends this command" if remote else "Ctrl-C stops"

@@ -147,6 +147,19 @@ def test_importance_of_a_search_is_optuna_s() -> None:
     assert importance(made("x", columns, [1.0, 2.0] + [None] * 25)) is None  # two scores say nothing
 
 
+def test_keys_whose_values_form_pairs_are_one_key_of_the_importance() -> None:
+    """sweep.zip=optim,optim.lr: which of the two matters cannot be known."""
+    pytest.importorskip("optuna", reason="importance needs it")
+    grid = [(pair, b) for pair in (("adamw", 0.001), ("sgd", 0.1), ("lion", 0.01)) for b in (1, 2, 3) for _ in range(3)]
+    columns = {"optim": [o for (o, _), _ in grid], "optim.lr": [lr for (_, lr), _ in grid], "b": [b for _, b in grid]}
+    scores = [100 * columns["optim.lr"][i] + 0.01 * ((7 * i) % 5) for i in range(len(grid))]
+    zipped = replace(made("x", columns, scores), commands=(("sweep.zip=[optim,optim.lr]",),))
+    found = importance(zipped)
+    assert found is not None
+    assert found.shares.keys() == {"optim, optim.lr", "b"}
+    assert found.shares["optim, optim.lr"] > 2 * found.shares["b"]
+
+
 @pytest.mark.slow
 def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> None:
     """optim.momentum, searched with sgd alone: its axis stays one of numbers, and the other jobs' lines pass it by."""

@@ -32,6 +32,7 @@ from samebits.status import CHECKPOINT, checkpoint_files, step_of
 from samebits.world import World
 
 log = logging.getLogger("samebits")
+LEAST, FEW = 0.01, 0.5  # shares of loaded parameters below which load_fitting raises an error, and prints a line
 KEEP_LAST = 2  # the newest may turn out damaged
 Weights = dict[str, torch.Tensor]
 # KEYS: keys and types in checkpoints of all versions. LATER: keys that later versions added; they may be missing
@@ -190,17 +191,31 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
     model.load_state_dict(state)
 
 
-def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: object) -> str:
+def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: object, remedy: str = "") -> str:
     """Load the entries of `state` that fit the model by name and shape. Return a report of a few lines.
 
-    Raise ConfigError if no parameter fits.
+    remedy: end of the error, and of the line that says that few parameters were loaded: how to translate names. Raise
+    ConfigError if no parameter fits, or those that fit are below LEAST both of the model and of the file.
     """
     own = model.state_dict()
     fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
-    if not any(name in fits for name, _ in model.named_parameters()):
+    fitting, all_of_it = (
+        sum(p.numel() for name, p in model.named_parameters() if name in names) for names in (fits, own)
+    )
+    of_model = fitting / max(1, all_of_it)
+    # a file may have a part only, such as an encoder or adapters, and the model a head of another size
+    share = max(
+        of_model, sum(value.numel() for value in fits.values()) / max(1, sum(v.numel() for v in state.values()))
+    )
+    hint = f" - {remedy}" if remedy else ""
+    if not fitting or share < LEAST:
+        found = (
+            f"has only {fitting:,} of the model's {all_of_it:,} parameters"
+            if fitting
+            else "no weight in it fits the model"
+        )
         raise ConfigError(
-            f"{source}: no weight in it fits the model: it contains {format_keys(list(state))}, "
-            f"the model has {format_keys(list(own))}"
+            f"{source}: {found}: it contains {format_keys(list(state))}, the model has {format_keys(list(own))}{hint}"
         )
     model.load_state_dict(fits, strict=False)
     others = [name for name in own if name in state and name not in fits]
@@ -210,7 +225,13 @@ def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
         "not in the model": [name for name in state if name not in own],
     }
     lines = [f"{len(fits)} of the model's {len(own)} weights and buffers were loaded from {source}"]
-    return "\n  ".join([*lines, *(f"{what}: {format_keys(names)}" for what, names in parts.items() if names)])
+    lines += [f"{what}: {format_keys(names)}" for what, names in parts.items() if names]
+    if share < FEW:
+        lines.append(
+            f"only {100 * of_model:.2g} % of the model's {all_of_it:,} parameters were loaded, the others start with "
+            f"random values{hint}"
+        )
+    return "\n  ".join(lines)
 
 
 def format_keys(keys: list[str], limit: int = 4) -> str:

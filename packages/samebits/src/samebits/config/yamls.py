@@ -234,12 +234,13 @@ def content_of(name: str, argv: Sequence[str], conf: Path) -> Mapping[str, Any]:
 
 
 def recipe_hint(error: str, choices: Mapping[str, Any], argv: Sequence[str], conf: Path) -> str:
-    """Return the hint at the command with which the yaml of a chosen option begins, `# ./run train ...`, if the command
-    line lacks one of its options or keys, and it sets what the error is about; otherwise an empty text.
+    """Return the hint at the command with which the yaml of a chosen option begins, `# ./run train ...`, if it sets
+    what the command line lacks, in a group that the error names; otherwise an empty text.
 
-    error: its line. choices: {group: chosen option}. An error that names no key may be about any of the option's
-    groups. The values of keys are not compared, because that command may have placeholders."""
-    about = found[1] if (found := re.match(r"([a-z_]+)(?=[.=:/])", error)) else ""
+    error: its line. choices: {group: chosen option}. An error that names no key may be about any key of that command,
+    unless the user has typed some of them. Values are not compared, because that command may have placeholders."""
+    named = re.match(r"([a-z_]+)(?=[.=:/])", error)
+    about = {"experiment", named[1], *re.findall(r"\b([a-z_]+)\.\w", error)} if named else set()
     for group, _, option in (argument.partition("=") for argument in argv):
         if choices.get(group) != option:
             continue
@@ -248,8 +249,12 @@ def recipe_hint(error: str, choices: Mapping[str, Any], argv: Sequence[str], con
         # a remark may follow after several spaces
         command = re.sub(r"\s*\\\n#\s*", " ", lines[1]).partition("  ")[0].strip() if lines else ""
         words = re.findall(r"(?<!\S)['\"]?([\w+~][\w./@]*=[^\s'\"]*)", command)
-        is_about = not about or any(re.split(r"[./@]", key_of(word))[0] in (about, "experiment") for word in words)
-        if is_about and any(lacks(argv, choices, word) for word in words):
+        lacking = [key_of(word) for word in words if lacks(argv, choices, word)]
+        if about:
+            is_about = any(re.split(r"[./@]", key)[0] in about for key in lacking)
+        else:
+            is_about = bool(lacking) and all(key in lacking or key in choices for key in map(key_of, words))
+        if is_about:
             return f" - conf/{group}/{option}.yaml begins with a command that trains it: ./run train {command}"
     return ""
 

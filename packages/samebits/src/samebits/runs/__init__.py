@@ -14,7 +14,7 @@ CorruptFileError for a damaged file, RunFailed if the directory was removed.
     resume        start a new run, or resume a run with changed values
     data_files    fingerprints of data files, which identify them at another path
     elapsed       seconds over all processes of a run
-    live          whether a run is still running, also on another host
+    live          whether a run is still running or a sweep being run, also on another host
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         write_config,
     )
     from samebits.runs.elapsed import record_start, seconds_until_last_record
-    from samebits.runs.live import SILENT_S, UNDER_WAY, current_status, is_running
+    from samebits.runs.live import SILENT_S, UNDER_WAY, current_status, is_launching, is_running, launching
     from samebits.runs.resume import change_value, choose_run, has_key
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

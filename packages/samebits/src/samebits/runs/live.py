@@ -1,20 +1,23 @@
-"""Find out if a run is still running, on this host or another one, without disturbing it."""
+"""Find out if a run is still running or a sweep being run, on this host or another one, without disturbing it."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from samebits.code import ENVIRONMENT
 from samebits.files import read_json
+from samebits.locks import Lock, is_locked
 from samebits.runs.directory import is_claimed
 from samebits.status import METRICS, STATUS
 
 SILENT_S = 600.0  # a run of another host that has written nothing for so many seconds is presumed dead
 UNDER_WAY = ("created", "running")
+LAUNCHING = ".launching."  # file that a command holds in a sweep's directory: this, its host and its process
 WRITTEN = (STATUS, METRICS, "train.log")
 
 
@@ -43,3 +46,29 @@ def current_status(directory: Path) -> str:
     """Return the status of status.json; killed if it is `running` or `created` but the run is not running."""
     status = str(read_json(directory / STATUS).get("status", "created"))
     return "killed" if status in UNDER_WAY and not is_running(directory) else status
+
+
+@contextmanager
+def launching(sweep: Path) -> Iterator[None]:
+    """Show other processes that this one starts the queued jobs of the sweep in this directory."""
+    path = sweep / f"{LAUNCHING}{platform.node()}.{os.getpid()}"
+    with Lock(path):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def is_launching(sweep: Path) -> bool:
+    """Return True if a process starts the queued jobs of this sweep, or if one on another host has begun to, and the
+    sweep has written within SILENT_S seconds."""
+    for path in sweep.glob(f"{LAUNCHING}*[0-9]"):
+        if is_locked(path):
+            return True
+        host = path.name.removeprefix(LAUNCHING).rpartition(".")[0]
+        if host != platform.node():
+            with suppress(FileNotFoundError):  # it has ended meanwhile
+                last = max(path.lstat().st_mtime, *map(last_written, sweep.iterdir()))
+                if time.time() - last < SILENT_S:
+                    return True
+    return False

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.project import Program
+from samebits.runs import launching
 from samebits.saved import read_config
 from samebits.schema import plain, typed
 from samebits.status import shown
@@ -145,8 +146,15 @@ def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
 
     A launcher of this project has a method `run_jobs(work)`. Other Hydra launchers get the run directories as
     overrides; train.py reads sweep.job first, and ignores the rest of the config that such a launcher composes."""
-    if hasattr(launcher, "run_jobs"):
-        return launcher.run_jobs(work)
+    with launching(work.ledger.directory):
+        if hasattr(launcher, "run_jobs"):
+            return launcher.run_jobs(work)
+        run_with(launcher, work)
+    return None
+
+
+def run_with(launcher: Launcher, work: Work) -> None:
+    """Run the jobs with a launcher that is not of this project."""
     jobs = list(work.jobs)
     try:
         launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
@@ -154,7 +162,6 @@ def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
         say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
         work.on_end(job)
-    return None
 
 
 def conclude(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samebits.sweeps.report.analyse import config_keys, numbers
-from samebits.sweeps.report.axes import is_log
+from samebits.sweeps.report.axes import axes, is_log
 from samebits.sweeps.report.read import Study
 
 MIN_JOBS = 20  # a tenth of fewer jobs is one job
@@ -29,7 +29,14 @@ def importance(study: Study) -> Importance | None:
     rows = [(job, score) for job in study.jobs if (score := job.score(study.objective)) is not None]
     keys = config_keys(study)
     params = [{key: study.value(job, key) for key in keys if not study.lacks(job, key)} for job, _ in rows]
-    columns = {key: [one[key] for one in params if key in one] for key in keys}
+    for pair in {one.pair for one in axes(study) if one.pair}:  # keys whose values form pairs are one key
+        params = [
+            {key: value for key, value in one.items() if key not in pair}
+            | ({", ".join(pair): tuple(one.get(key, "-") for key in pair)} if not one.keys().isdisjoint(pair) else {})
+            for one in params
+        ]
+    names = dict.fromkeys(key for one in params for key in one)
+    columns = {key: [one[key] for one in params if key in one] for key in names}
     columns = {key: values for key, values in columns.items() if len(set(map(repr, values))) > 1}
     if len(rows) < MIN_JOBS or len(columns) < 2:
         return None

@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from samebits.errors import ConfigError, first_line
 from samebits.project import Project
 from samebits.runs import holds_run
+from samebits.signals import how_to_stop
 from samebits.sweeps.report import style
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.live import LiveRuns
@@ -178,9 +179,16 @@ def serve(project: Project, directories: list[Path], port: int) -> None:
     logging.getLogger("samebits").setLevel(logging.ERROR)  # each look would warn of the same links again
     with start_server(project, folders, port) as server:
         print(f"{server.address}\nFrom a laptop, type this there, then open the same address:", flush=True)
-        try:
-            user = f"{getpass.getuser()}@"
-        except (KeyError, OSError):  # a container whose user has no name
-            user = ""
-        print(f"  ssh -N -L {server.port}:127.0.0.1:{server.port} {user}{platform.node()}\nCtrl-C stops.", flush=True)
+        print(f"  ssh -N -L {server.port}:127.0.0.1:{server.port} {name_of_host()}\n{how_to_stop()}.", flush=True)
         server.serve_forever()
+
+
+def name_of_host() -> str:
+    """Return this machine's name for ssh: the one that the user has given to ./run remote (RUN_REMOTE_HOST), or
+    user@host."""
+    if known := os.environ.get("RUN_REMOTE_HOST"):
+        return known
+    try:
+        return f"{getpass.getuser()}@{platform.node()}"
+    except (KeyError, OSError):  # a container whose user has no name
+        return platform.node()

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from samebits.errors import INTERRUPTED, ConfigError, plain_output
 from samebits.loggers import check_online, logs_to_wandb, sync_mlflow, upload_run, write_offline
+from samebits.programs import NoAnswer, answer_of
 from samebits.project import Project
-from samebits.runs import is_running
+from samebits.runs import is_launching, is_running
+from samebits.signals import how_to_stop
 from samebits.status import METRICS, STATUS, read_status
 from samebits.sweeps.report.read import SWEEP, runs_below
 from samebits.sweeps.report.wandb_sync import upload_summary
@@ -80,7 +82,8 @@ def runs_in(folders: list[Path]) -> list[Path]:
 
 
 def watch(project: Project, folders: list[Path], args: argparse.Namespace) -> None:
-    """Upload new records every few seconds. Return when no run in these folders is running or queued.
+    """Upload new records every few seconds. Return when no run in these folders is running, or queued in a sweep that
+    is being run.
 
     A run is sent when its files have changed since its last complete upload, so waiting costs no requests."""
     every_s = EVERY_S if args.every is None else args.every
@@ -96,23 +99,35 @@ def watch(project: Project, folders: list[Path], args: argparse.Namespace) -> No
         # before the upload: what is written during it belongs to the next round
         states = {run: (state_of(run), *stamps(run)) for run in runs}
         changed = [run for run in runs if sent.get(run) != states[run]]
+        no_wandb = ""
         if not checked and any(logs_to_wandb(project, run) for run in changed):
-            check_online()
-            checked = True
+            try:
+                check_online()
+                checked = True
+            except ConfigError as error:
+                if all(logs_to_wandb(project, run) for run in runs):
+                    raise
+                no_wandb = str(error)  # reported for each run of W&B, while the others are sent to MLflow
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
-                done = [*pool.map(lambda run: send(project, run, told), changed)]
+                done = [*pool.map(partial(send, project, told, no_wandb), changed)]
             except KeyboardInterrupt:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         sent |= {run: states[run] for run, complete in zip(changed, done) if complete}
         counts = {kind: sum(state[0] == kind for state in states.values()) for kind in ("running", "queued")}
-        if not any(counts.values()):
+        queued = {run.parent for run, state in states.items() if state[0] == "queued"}
+        if not counts["running"] and not any(map(is_awaited, queued)):
+            if queued:
+                print(
+                    f"{counts['queued']} queued runs are not waited for, because no command and no batch job runs "
+                    "them; repeat the command of their sweep to run them"
+                )
             return
         now = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         if now != waiting:
             waiting = now
-            print(f"watching {now}; Ctrl-C stops", flush=True)
+            print(f"watching {now}; {how_to_stop()}", flush=True)
         time.sleep(every_s)
 
 
@@ -120,7 +135,24 @@ def state_of(run: Path) -> str:
     """Return running, queued or ended."""
     if is_running(run):
         return "running"
-    return "queued" if read_status(run).get("status") == "queued" else "ended"
+    return "queued" if read_status(run).get("status") in ("queued", "preempted") else "ended"
+
+
+def is_awaited(sweep: Path) -> bool:
+    """Return True if the jobs of this sweep that are queued, or were preempted, may start without a new command: a
+    command runs the sweep, or SLURM's queue has batch jobs of it. If squeue fails, they are assumed to be there."""
+    if is_launching(sweep):
+        return True
+    scripts = [path.name for path in (sweep / ".slurm").glob("*.sh")]
+    if not scripts:
+        return False
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    try:
+        command = ["squeue", "--noheader", "--format=%o", "--user", str(os.getuid())]
+        listed = answer_of(command, env=settings, new_session=True).decode(errors="replace")
+    except NoAnswer:
+        return True
+    return any(name in listed for name in scripts)
 
 
 def stamps(run: Path) -> list[object]:
@@ -135,14 +167,20 @@ def stamps(run: Path) -> list[object]:
     return found
 
 
-def send(project: Project, run: Path, told: dict[Path, str]) -> bool:
+def send(project: Project, told: dict[Path, str], no_wandb: str, run: Path) -> bool:
     """Upload the new records of one run to MLflow and W&B. Return True if both succeeded. told: {run: its last printed
-    line}, which is not printed twice."""
+    line}, which is not printed twice. no_wandb: why nothing can be sent to W&B."""
+
+    def to_wandb() -> str | None:
+        if no_wandb and logs_to_wandb(project, run):
+            raise ConfigError(no_wandb)
+        return upload_run(project, run, False)
+
     lines = []
     complete = True
     for name, work in (
         ("MLflow", partial(sync_mlflow, project, run, MLFLOW_S)),
-        ("W&B", partial(upload_run, project, run, False)),
+        ("W&B", to_wandb),
     ):
         try:
             said = work()
