@@ -116,7 +116,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/saved/paths.py", "return redacted(text) if below is None", "return text if below is None",
      "checks/samebits/config/test_credentials.py::test_no_file_of_a_run_has_it_and_the_run_does"),
     # ---- scores
-    ("samebits/data/order.py", "self._own = range(rank, self._count, num_ranks)",
+    ("samebits/data/order.py", "self._own = range(rank, self.num_evaluated, num_ranks)",
      "self._own = range(0, self._count, num_ranks)",
      "packages/samebits/tests/data/test_order.py::test_evaluation_counts_each_row_once"),
     ("samebits/data/order.py", "num_ranks if whole and in_step else", "num_ranks if whole and not in_step else",
