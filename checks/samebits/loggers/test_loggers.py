@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import math
 import re
 import sys
 import threading
@@ -163,27 +162,6 @@ def test_a_resume_drops_what_was_logged_after_its_checkpoint(tmp_path: Path) -> 
     assert RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 2, 60.0, 2).latest("train") == {"train/loss": 0.2}
     assert log(2, 2, (3, 0.5)) == [(1, 0.1), (2, 0.2), (3, 0.5)]
     assert log(2, None, (3, 0.6)) == [(1, 0.1), (2, 0.2), (3, 0.6)]
-
-
-def test_each_log_is_a_line_of_train_log_like_the_others(tmp_path: Path) -> None:
-    """It is in the file when `log` returns, with the time of metrics.jsonl, and control characters are escaped."""
-    write_config(PROGRAM, tmp_path, compose(*RUN, "logger=none"))
-    (tmp_path / "like").mkdir()
-    with log_to(tmp_path), RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 0, 60.0) as logger:
-        logger.begin(0, 10)
-        logger.say("before")
-        logger.log(1, {"train/loss": 1 / 3, "train/\x1b[2J": math.nan, "train/steps": 7})
-        assert len((tmp_path / "train.log").read_text().splitlines()) == 2
-        logger.warn("after")
-    now = json.loads((tmp_path / "metrics.jsonl").read_text())["time"]
-    with log_to(tmp_path / "like"):
-        name, text = "samebits", "step 1: train/loss 0.333333, train/\x1b[2J nan, train/steps 7"
-        like = logging.LogRecord(name, logging.DEBUG, "", 0, text, None, None)
-        like.created, like.msecs = now, now % 1 * 1000
-        logging.getLogger(name).handle(like)
-    first, second, third = (tmp_path / "train.log").read_text().splitlines()
-    assert [second] == (tmp_path / "like/train.log").read_text().splitlines()
-    assert [line.split(" ", 2)[2] for line in (first, third)] == ["INFO before", "WARNING after"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")

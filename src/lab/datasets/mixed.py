@@ -97,7 +97,9 @@ class Mixed:
             part, spec = self.parts[name], self.specs[name]
             of_part = {field: out[field] for field in spec}
             if len(at) == len(rows):
-                part.gather(local, of_part)
+                for field, values in (part.gather(local, of_part) or {}).items():
+                    if field in of_part and values.data_ptr() != of_part[field].data_ptr():  # it did not write to `out`
+                        arrays[field][:] = values.numpy()
             elif hasattr(part, "gather_at"):
                 part.gather_at(local, of_part, at)
             else:

@@ -19,6 +19,7 @@ from samebits.data.loading import choose, slots
 from samebits.data.loading import loader as loader_module
 from samebits.data.loading.loader import Loader, remedy, starvation
 from samebits.data.order import EvalPlan, TrainPlan, sequential, shuffled
+from samebits.data.spec import empty_batch, sample_bytes
 from samebits.data.stream import Stream
 from samebits.data.windows import chunk_windows
 from samebits.errors import ConfigError, DataFailed
@@ -241,10 +242,41 @@ def test_a_trial_reads_few_rows_of_a_set_that_is_read_slowly(monkeypatch: pytest
             assert same.why.endswith("as many threads as in training")
             assert same._source.num_threads == loader._source.num_threads
         assert not evaluated.calls
+        monkeypatch.setattr(choose, "free_memory", lambda device: 10 * 5 * batch * sample_bytes(evaluated.spec))
+        count, why = choose.num_threads(evaluated, EvalPlan(4096, batch, 0, 1), "auto", 1, like=16)
+        assert (count, why) == (5, "5 threads, as memory allows")  # each has a batch
+        assert choose.num_threads(evaluated, EvalPlan(0, batch, 0, 1), "auto", 1, like=16)[0] == 1
     monkeypatch.setattr(choose, "_PIECE_S", 60)
     quick = Table(4096)
     Loader(quick, endless(4096, 64), CPU, kind="threads", cores=1, seed=0).close()
     assert max(map(len, quick.calls)) == 64
+
+
+def test_a_trial_gathers_whole_batches_if_each_call_takes_long() -> None:
+    """As of a data set that asks a server once per call: small parts would show a wrong speed."""
+
+    class PerCall(Table):
+        def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+            time.sleep(0.03)
+            return super().gather(rows, out)
+
+    table = PerCall(4096)
+    Loader(table, endless(4096, 64), CPU, kind="threads", cores=1, seed=0).close()
+    assert [*map(len, table.calls)][:7] == [1, 2, 4, 8, 16, 32, 1]
+    assert set(map(len, table.calls[7:])) == {64}
+
+
+@pytest.mark.parametrize("kind", ["threads", "device", "workers"])
+def test_a_data_set_that_does_not_write_to_its_buffers_is_refused(kind: str) -> None:
+    class Ignores(Table):
+        def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+            return super().gather(rows, empty_batch(self.spec, len(rows)))
+
+    with (
+        pytest.raises((ConfigError, DataFailed), match=r"Ignores\.gather\(rows, out\) returned other memory for 'x'"),
+        Loader(Ignores(64), endless(64, 4), CPU, kind=kind, seed=0) as loader,
+    ):
+        next(iter(loader))
 
 
 def test_a_large_set_is_not_loaded_for_an_evaluation_of_a_few_of_its_samples() -> None:
@@ -258,6 +290,8 @@ def test_a_large_set_is_not_loaded_for_an_evaluation_of_a_few_of_its_samples() -
     kind, why = choose.kind_of(large, few, CPU, "auto")
     assert (kind, why) == ("threads", "threads: an evaluation reads 128 of 2,097,152 samples")
     assert choose.kind_of(large, EvalPlan(size, 64, 0, 1), CPU, "auto")[0] == "device"
+    large.chunk_rows = 2048  # each evaluation would decode a chunk for each of these samples
+    assert choose.kind_of(large, few, CPU, "auto")[0] == "device"
     assert choose.kind_of(Table(1000), EvalPlan(1000, 64, 0, 1, count=10), CPU, "auto")[0] == "device"
 
 

@@ -151,25 +151,20 @@ class RunLogger(Logger):
     def log(self, step: int, values: dict[str, float]) -> None:
         """Write a line to metrics.jsonl and log it to the copies. Raise ConfigError if a value is not a number."""
         check_numbers(values)
-        now = self._write(step, values)
+        self._write(step, values)
         for copy in self._copies:
             copy.log(step, values)
         self._latest |= values
         if self._bar is not None:
             self._bar.set_postfix(self._shown(), refresh=False)
-        text = f"step {step}: {', '.join([f'{k} {v:.6g}' for k, v in values.items()])}"
-        for handler in log.handlers:
-            if isinstance(handler, _File):
-                handler.write_values(now, text)
+        log.debug("step %d: %s", step, ", ".join(f"{k} {v:.6g}" for k, v in values.items()))
 
     def _shown(self) -> dict[str, str]:
         wanted = [k for k in self._latest if k == "train/loss" or (k.startswith("val") and k.count("/") == 1)]
         return {k: f"{self._latest[k]:.4g}" for k in wanted}
 
-    def _write(self, step: int, values: dict[str, Any]) -> float:
-        """Write a line to metrics.jsonl, and return its time."""
-        now = time.time()
-        line = as_json({"step": step, "time": now, **values}).encode() + b"\n"
+    def _write(self, step: int, values: dict[str, Any]) -> None:
+        line = as_json({"step": step, "time": time.time(), **values}).encode() + b"\n"
         try:
             if os.write(self._go_on(), line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -177,7 +172,6 @@ class RunLogger(Logger):
             error.filename = str(self._metrics)
             raise
         self.lines += 1
-        return now
 
     def progress(self, step: int) -> None:
         """Update the bar, or print a line every PROGRESS_S seconds if there is none."""
@@ -260,20 +254,7 @@ class _File(logging.FileHandler):
     def _open(self) -> Any:
         return open(self.baseFilename, "a", opener=no_links)
 
-    def write_values(self, now: float, text: str) -> None:
-        """Write a line of level DEBUG in the format of the other lines. A LogRecord would take most of the time of a
-        log: 0.1 ms, because the code that makes it is no longer in the CPU's caches after many steps."""
-        time_s = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        assert self.stream is not None  # opened by __init__
-        assert self.lock is not None
-        with self.lock:
-            try:
-                self.stream.write(f"{time_s},{int(now % 1 * 1000):03d} DEBUG {visible(text)}\n")
-                self.flush()
-            except Exception:
-                self.handleError(None)
-
-    def handleError(self, record: logging.LogRecord | None) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:
         if not self._lost:
             self._lost = True
             print(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)

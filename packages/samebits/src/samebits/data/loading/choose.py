@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -75,16 +76,20 @@ def _for_batch_dataset(dataset: Any, plan: Plan, device: torch.device) -> tuple[
         most = f"auto keeps at most {in_words(limit)} {where}"
         return "threads", f"threads: the whole set is {in_words(nbytes)}, and {most}"
     few = getattr(plan, "num_evaluated", len(dataset))
-    if nbytes > _SMALL_BYTES and 10 * few <= len(dataset):
+    # each of these samples may need a chunk of its own, which each evaluation would decode again
+    if nbytes > _SMALL_BYTES and 10 * few * (getattr(dataset, "chunk_rows", None) or 1) <= len(dataset):
         return "threads", f"threads: an evaluation reads {few:,} of {len(dataset):,} samples"
     if device.type == "cpu" and batch_bytes > _RESIDENT_BATCH_BYTES:
         return "threads", f"threads: batches of {in_words(batch_bytes)} are gathered in the background"
     return "device", f"device: the whole set, {in_words(nbytes)}, is kept {where}"
 
 
-def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) -> tuple[int, str]:
+def num_threads(
+    dataset: Any, plan: Plan, num_workers: int | str, cores: int, like: int | None = None
+) -> tuple[int, str]:
     """Return (number of threads of the ring, the reason). num_workers: the number, or auto to measure it by gathering
-    the plan's first batches for a moment. cores: number of cores that this process may use."""
+    the plan's first batches for a moment. cores: number of cores that this process may use. like: the number of the
+    training's threads, for `auto` in an evaluation, which then measures nothing."""
     if isinstance(num_workers, int):
         return max(1, num_workers), f"{max(1, num_workers)} threads, set by data.num_workers"
     if (first := plan(0)) is None:
@@ -94,6 +99,8 @@ def num_threads(dataset: Any, plan: Plan, num_workers: int | str, cores: int) ->
     most = _MOST_THREADS
     if not is_ragged(dataset.spec):  # each thread has its own buffers
         most = max(4, min(most, free_memory(torch.device("cpu")) // 10 // (sample_bytes(dataset.spec) * len(first[1]))))
+    if like is not None:
+        return (like, "as many threads as in training") if like <= most else (most, f"{most} threads, as memory allows")
     # at least two: while one waits to hand over its batch, the other one gathers
     numbers = [count for count in counts(cores) if min(2, cores) <= count <= most]
     piece = _piece(dataset, first[1])
@@ -143,18 +150,18 @@ def _gather(dataset: Any, rows: np.ndarray, out: Batch | None) -> None:
 def _piece(dataset: Any, rows: np.ndarray) -> int:
     """Return how many rows of a batch a trial gathers at once: all, or as many as take less than _PIECE_S.
 
-    The rows are gathered in growing parts, so a slow batch is not gathered completely. Two parts in a row must be slow,
-    because one may open a file, or wait for another process."""
+    The rows are gathered in growing parts, so a slow batch is not gathered completely. It goes on while larger parts
+    take less time per row, because the first one may open a file, and a call may take long for any number of rows."""
     out = None if is_ragged(dataset.spec) else empty_batch(dataset.spec, len(rows))
-    done, size, before = 0, 1, 0.0
+    done, size, fastest = 0, 1, math.inf
     while done < len(rows):
         began = time.perf_counter()
         _gather(dataset, rows[done : done + size], out)
         row_s = (time.perf_counter() - began) / len(rows[done : done + size])
         done, size = done + size, 2 * size
-        if size * (least := min(row_s, before)) > _PIECE_S:
-            return max(1, min(len(rows), int(_PIECE_S / least)))
-        before = row_s
+        is_faster, fastest = row_s < 0.75 * fastest, min(row_s, fastest)
+        if done < len(rows) and not is_faster and size * fastest > _PIECE_S:
+            return max(1, min(len(rows), int(_PIECE_S / fastest)))
     return len(rows)
 
 

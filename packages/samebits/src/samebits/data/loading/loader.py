@@ -137,10 +137,8 @@ class Loader:
                 )
             self._source = Resident(self._samples, device)
         elif self.kind == "threads":
-            if num_workers == "auto" and like is not None and like.kind == "threads":
-                count, measured = like._source.num_threads, "as many threads as in training"
-            else:
-                count, measured = choose.num_threads(self._samples, plan, num_workers, cores)
+            same = like._source.num_threads if like is not None and like.kind == "threads" else None
+            count, measured = choose.num_threads(self._samples, plan, num_workers, cores, same)
             self.why += f"; {measured}" + ("" if CAN_REUSE else "; this torch cannot reuse buffers")
             self._source = Ring(self._samples, device, count)
         else:

@@ -197,9 +197,16 @@ class Samples:
             return dict(batch)
 
     def gather(self, rows: np.ndarray, out: Batch | None) -> Batch:
-        """Call the data set's `gather`."""
+        """Call the data set's `gather`. Raise ConfigError if it returns other memory than `out`: loaders use `out`."""
         with _Making(self, rows):
             batch: Batch = self.dataset.gather(rows, out)
+            if out is not None and batch is not None:
+                for field, values in out.items():
+                    if field not in batch or batch[field].data_ptr() != values.data_ptr():
+                        raise ConfigError(
+                            f"data: {self.name}.gather(rows, out) returned other memory for {field!r} than "
+                            f"out[{field!r}]: write the rows into the tensors of `out`, and return it"
+                        )
             return batch
 
     def spec_of(self, number: int, row: int) -> Spec:
