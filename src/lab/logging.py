@@ -36,8 +36,8 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
         if not any(map(math.isnan, sums)) and all(map(math.isfinite, largest)):
             raise RunFailed(
                 f"the norm of the gradients overflowed float32 within the steps {window}; the largest weight is "
-                f"{max(largest, default=0.0):.3g}: scale the loss or the targets down; if a gradient itself is "
-                "infinite, debug=nan names the module"
+                f"{max(largest, default=0.0):.3g}: if it is large, lower optim.lr, otherwise scale the loss or the "
+                "targets down; if a gradient itself is infinite, debug=nan names the module"
             )
         raise RunFailed(
             f"{steps}; debug=nan names the module, trainer.non_finite=skip skips such steps, "
