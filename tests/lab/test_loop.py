@@ -395,7 +395,7 @@ def test_a_log_without_a_step_that_counts_has_no_means() -> None:
 MEANS = r"within the steps 5 to 9 \(means on rank 0: loss 0\.2\)"
 STOPS = rf"^gradients were not finite {MEANS}; debug=nan names .*trainer\.clip_norm"
 SCALE = r"^fp16: the loss scale has fallen below 0\.001 by step 9,"
-LARGE = rf"^the norm of the gradients overflowed float32 {MEANS}; the largest weight is 0\.475: if it is large, lower optim\.lr"
+LARGE = rf"^the norm of the gradients overflowed float32 {MEANS}; .* largest weight is 0\.475: .* lower optim\.lr"
 GOOD, BAD = {"loss": 1.0, "grad_norm": 3.0}, {"loss": 1.0, "grad_norm": NAN}
 
 
