@@ -52,7 +52,8 @@ def rank_of(ranks: int, rank: int = 0) -> Iterator[Any]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
-        yield init_device_mesh("cpu", (ranks,))
+        # the name makes it unequal to the meshes of real ranks: torch caches results of DTensors by their mesh
+        yield init_device_mesh("cpu", (ranks,), mesh_dim_names=("simulated",))
     finally:
         dist.destroy_process_group()
 

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from common import ROOT
 
 from samebits.testing import assert_equal, start_run
@@ -23,6 +24,7 @@ from scale_ranks import Message, listened
 from scale_shards import first_of, load_of, payload_of, rank_of, saves_of
 
 from samebits.checkpoints import Checkpoints, shard_plan, sharded
+from samebits.checkpoints.background import Copies
 from samebits.checkpoints.checkpoint import load_lazily
 from samebits.errors import CorruptFileError, RunFailed
 from samebits.parallel.balance import COLUMNS
@@ -113,6 +115,42 @@ def test_a_resume_reads_the_index_once_and_few_files(tmp_path: Path, monkeypatch
     assert counts[0] == counts[1]
     assert counts[0]["open .metadata"] == 1
     assert counts[0]["lstat  shards"] == 1
+
+
+def test_a_process_may_have_had_another_rank_before(tmp_path: Path) -> None:
+    """As a process that ends one group of ranks and joins another. torch keeps the sharding of an operation's result,
+    with the mesh that the first of these had, for all meshes that are equal."""
+    paths = [simulated(tmp_path / str(rank), 2) for rank in range(2)]
+    for rank in range(2):
+        with rank_of(2, rank) as mesh:
+            payload = payload_of(mesh, layers=2, width=32)
+            tensors, _ = sharded.split(payload)
+            copied, _ = sharded.split(Copies().of(payload)[0])
+            loaded, _ = sharded.split(sharded.load(paths[rank], template=tensors.get))
+            for key, value in tensors.items():
+                for other in (copied[key], loaded[key]):
+                    (chunk,) = other.__create_chunk_list__()
+                    assert chunk.offsets[0] == rank * value.shape[0] // 2, key
+
+
+def test_shards_are_a_whole_or_refused() -> None:
+    parts = [((row, column), (rows, 2)) for row, rows in ((0, 3), (3, 3), (6, 1)) for column in (0, 2)]
+    assert shard_plan.is_whole((7, 4), parts)
+    assert shard_plan.is_whole((), [((), ())])
+    assert shard_plan.is_whole((0, 3), [((0, 0), (0, 3))])
+    twice = [((0,), (4,)), ((0,), (4,))]  # with as many elements as the whole
+    assert not shard_plan.is_whole((8,), twice)
+    for k in range(len(parts)):
+        (row, column), (rows, columns) = parts[k]
+        for other in (
+            [],
+            [parts[k - 1]],
+            [((row + 1, column), (rows, columns))],
+            [((row, column), (rows, columns + 1))],
+        ):
+            assert not shard_plan.is_whole((7, 4), [*parts[:k], *other, *parts[k + 1 :]])
+    with pytest.raises(ValueError, match=r"^the shards of x do not make up its shape \(8,\)$"):
+        shard_plan.make_index({"x": torch.zeros(8)}, [[[0, [0], [4], 0, 16]], [[0, [0], [4], 0, 16]]])
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "flipped"])

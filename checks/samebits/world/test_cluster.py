@@ -12,7 +12,7 @@ from common import QUICK, TRAIN
 
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, result
-from samebits.testing.processes import called, free_port, limit, warm
+from samebits.testing.processes import called, free_port, limit
 from samebits.world import ClusterRole, become_rank, dist_env, rendezvous, run_rendezvous, store
 
 
@@ -47,7 +47,7 @@ def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:
     """`count` pods of a PyTorchJob on this machine -> their exit statuses and what they said."""
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     started = [
-        warm.Popen(
+        subprocess.Popen(  # not a warm process, in which TORCH_CPP_LOG_LEVEL is set too late: torch has been imported
             [*TRAIN, *QUICK, *overrides], env={**shared, "RANK": str(index), **more}, stderr=subprocess.PIPE, text=True
         )
         for index in reversed(range(count))

@@ -118,6 +118,7 @@ class Copier:
         if is_dtensor(value):
             shard = torch.empty_like(value, device="cpu")  # allocates no memory until it is written to
             shard._local_tensor = self.copy_tensor(value.to_local())  # type: ignore[attr-defined]
+            shard._spec = value._spec  # type: ignore[attr-defined] # torch's cache may have the mesh of another rank
             return shard
         storage = value.untyped_storage()
         if not storage.nbytes():

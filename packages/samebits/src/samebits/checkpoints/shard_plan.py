@@ -116,6 +116,23 @@ def file_of(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
+def is_whole(shape: Sequence[int], parts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> bool:
+    """Return True if the parts are a grid that has each element of the shape once. parts: (offsets, sizes) of each."""
+    if 0 in shape:
+        return all(0 in sizes for _, sizes in parts)
+    cells = 1
+    for dim, size in enumerate(shape):
+        end, cuts = 0, sorted({(offsets[dim], sizes[dim]) for offsets, sizes in parts})
+        for offset, length in cuts:
+            if offset != end or length < 1:
+                return False
+            end += length
+        if end != size:
+            return False
+        cells *= len(cuts)
+    return len({tuple(offsets) for offsets, _ in parts}) == len(parts) == cells
+
+
 def make_index(tensors: Mapping[str, Tensor], rows: Sequence[Sequence[Row]]) -> bytes:
     """Return DCP's index. rows: of each rank. Raise ValueError if the shards of a tensor are not the whole tensor."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -137,7 +154,7 @@ def make_index(tensors: Mapping[str, Tensor], rows: Sequence[Sequence[Row]]) -> 
             chunks[number].append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
     entries = {}
     for (key, value), parts in zip(tensors.items(), chunks):
-        if sum(part.sizes.numel() for part in parts) != value.numel():
+        if not is_whole(value.shape, [(part.offsets, part.sizes) for part in parts]):
             raise ValueError(f"the shards of {key} do not make up its shape {tuple(value.shape)}")
         entries[key] = TensorStorageMetadata(TensorProperties(dtype=value.dtype), value.size(), parts)
     # planner_data is for torch's tools that convert a checkpoint: the path of each key in a nested state dict

@@ -18,6 +18,7 @@ state dict of a save takes 14 ms instead of 0.3 ms.
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import pickle
@@ -41,7 +42,7 @@ from samebits.checkpoints.integrity import (
     failure_line,
     reading,
 )
-from samebits.checkpoints.shard_plan import Row, SavePlan, file_of, make_index, write_shards
+from samebits.checkpoints.shard_plan import Row, SavePlan, file_of, is_whole, make_index, write_shards
 from samebits.errors import RunFailed
 from samebits.files import check_regular, sync_folder
 from samebits.schema import misfits
@@ -261,7 +262,7 @@ def load(
         raise ValueError(f"{INDEX} names {strange.pop()!r}, which is not a file of the checkpoint")
     for key in dict.fromkeys(rest["keys"]):
         room -= index[key].size.numel() * index[key].properties.dtype.itemsize
-        if room < 0 or sum(chunk.sizes.numel() for chunk in index[key].chunks) != index[key].size.numel():
+        if room < 0 or not is_whole(index[key].size, [(chunk.offsets, chunk.sizes) for chunk in index[key].chunks]):
             raise ValueError(f"{INDEX}: the shape of {key}, {tuple(index[key].size)}, does not fit the saved data")
         if key.split(".", 1)[0] in entries:
             stored, like = index[key], template(key)
@@ -315,7 +316,12 @@ def templates(model: nn.Module, optimizer: Any) -> Template:
 
 
 def _empty_like(like: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(like, dtype=dtype, requires_grad=False)
+    new: Any = torch.empty_like(like, dtype=dtype, requires_grad=False)
+    # torch caches the sharding of results by the mesh: that of an earlier process group of this process, in which it
+    # may have had another rank, is equal
+    new._spec = copy.copy(new._spec)
+    new._spec.mesh = like.device_mesh
+    return new  # type: ignore[no-any-return]
 
 
 def _cut(value: Tensor, like: Tensor | None) -> Tensor:
