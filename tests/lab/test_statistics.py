@@ -364,6 +364,8 @@ def test_missing_values_are_filled_and_marked() -> None:
     out = FillMissing("x", -1.0, [0, 1])({"x": x}, torch.arange(2))["x"]
     assert out.tolist() == [[1, -1, 3, 0, 1], [-1, 5, -1, 1, 0]]
     assert torch.isnan(x).sum() == 3  # the batch itself is not changed
+    said = "x: NaN -> 0, and 1 new column with 1 where there was NaN in the column 2 (FillMissing)"
+    assert FillMissing("x", 0, [2]).describe({}) == [said]
 
 
 def test_a_run_marks_the_columns_that_lack_values_in_its_training_rows(tmp_path: Path) -> None:

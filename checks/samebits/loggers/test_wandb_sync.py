@@ -110,7 +110,7 @@ def test_a_run_that_runs_offline_is_sent_as_far_as_it_is(finished: Path, tmp_pat
             (run / "metrics.jsonl").write_text("".join(lines[:count]) + '{"step": 12, "tr')  # being written
             said = sync(server, str(run))
             assert f"{new} of {count} lines sent; it is still running, so repeat this later" in said
-            assert "nothing is lacking in W&B, except later records of 1 runs that are still running" in said
+            assert "nothing is lacking in W&B, except later records of 1 running run" in said
             assert len(server.rows(name)) == count
             assert server.summaries[name]["status"] == "running"
     (run / "metrics.jsonl").write_text("".join(lines))
@@ -188,7 +188,7 @@ def test_a_watch_waits_for_queued_runs_only_while_something_will_run_them(tmp_pa
     begin = [*TRAIN, *QUICK, "-m", "hydra/launcher=slurm", "seed=0,1", "trainer.max_steps=4"]
     assert "Invalid account" in called([*begin, f"hydra.sweep.dir={sweep}"], code=1, env=environment).stderr
     watch = [*SYNC, str(sweep), "--watch", "--every", "1"]
-    ends = "2 queued runs are not waited for, because no command and no batch job runs them"
+    ends = f"{sweep}: not waiting for 2 queued runs, because no command and no batch job runs the sweep; to run the"
     assert ends in called(watch, env=environment).stdout
     (sweep / ".slurm/20260101-000000-00000000.sh").touch()
     (tmp_path / "queue").write_text(f"{sweep}/.slurm/20260101-000000-00000000.sh\n")
@@ -206,6 +206,36 @@ def test_a_watch_waits_for_queued_runs_only_while_something_will_run_them(tmp_pa
         elsewhere.touch()
         for run in sweep.glob("seed*"):
             os.utime(run / "status.json", (0, 0))
+
+
+@pytest.mark.slow
+def test_a_watch_names_a_preempted_run_and_the_command_that_resumes_it(tmp_path: Path) -> None:
+    """A job of a sweep is resumed by the sweep's command."""
+    there = f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns"
+    run, sweep = tmp_path / "runs/one", tmp_path / "runs/sweep"
+    stop = ["trainer.max_steps=4", "process.stop_at_step=2"]
+    begin = [*TRAIN, *QUICK, "logger=mlflow", there, *stop, f"hydra.run.dir={run}"]
+    assert f"resume={run}" in called(begin, code=75).stderr
+    shutil.copytree(run, sweep / "job")
+    (sweep / "sweep.json").write_text("{}")
+    watch = [*SYNC, str(run), str(sweep / "job"), "--watch"]
+    lines = called(watch).stdout.splitlines()
+    assert [line for line in lines if str(run) in line and "MLflow" not in line] == [
+        f"{run}: preempted, not running; to resume it: ./run train resume={run}"
+    ]
+    assert [line for line in lines if "not waiting" in line] == [
+        f"{sweep}: not waiting for 1 queued run, because no command and no batch job runs the sweep; to run the "
+        "rest of it, repeat its command"
+    ]
+
+
+def test_a_folder_without_runs_has_nothing_to_send(tmp_path: Path) -> None:
+    """Also without an API key. A watch ends, as when all runs have ended."""
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "WANDB_CONFIG_DIR": str(tmp_path)}
+    for more in ([], ["--watch"]):
+        done = called([*SYNC, str(tmp_path), *more], env=environment)
+        assert (done.stdout, done.stderr) == (f"{tmp_path}: no runs, so there is nothing to send\n", "")
 
 
 @pytest.mark.slow

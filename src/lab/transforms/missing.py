@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lab.transforms.fields import Batch, OnDevices
 from samebits.errors import ConfigError
+from samebits.files import amount
 from samebits.schema import NotNegativeInt
 
 
@@ -49,6 +50,8 @@ class FillMissing:
         named = ", ".join(map(str, self.columns[:8])) + ", ..." * (len(self.columns) > 8)
         count = len(self.columns)
         what = (
-            f"and {count} new columns with 1 where there was NaN in the columns {named}" if named else "no new columns"
+            f"and {amount(count, 'new column')} with 1 where there was NaN in the column{'s' * (count > 1)} {named}"
+            if named
+            else "no new columns"
         )
         return [f"{self.field}: NaN -> {self.value:g}, {what} (FillMissing)"]

@@ -164,6 +164,11 @@ def in_words(size: float) -> str:
     return f"{size:,.3g} GB"
 
 
+def amount(number: int, what: str) -> str:
+    """Return a number of things as text: 1 run, 2 runs."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
     """Return the rows as text in columns. The first `left` columns are left-aligned, the others right-aligned."""
     form = [f"{'<' if i < left else '>'}{max(map(len, column))}" for i, column in enumerate(zip(*rows))]

@@ -40,7 +40,7 @@ class Lock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             if not _flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
-                self._marker = _mark(_marker_of(path), wait)
+                self._marker = _mark(marker_of(path), wait)
         except BaseException:
             os.close(self._fd)
             raise
@@ -69,7 +69,7 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        if not _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and (marker := _marker_of(path)).exists():
+        if not _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and (marker := marker_of(path)).exists():
             _mark(marker, wait=False).release()
         return False
     except Busy:
@@ -126,7 +126,8 @@ def _flock(fd: int, how: int) -> bool:
     return True
 
 
-def _marker_of(path: Path) -> Path:
+def marker_of(path: Path) -> Path:
+    """Return the marker file that replaces the kernel lock of `path` on a file system without flock."""
     return path.with_name(f"{path.name}.held")  # not `path`, which may have content
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from samebits.code import ENVIRONMENT
 from samebits.files import read_json
-from samebits.locks import Lock, is_locked
+from samebits.locks import Lock, is_locked, marker_of
 from samebits.runs.directory import is_claimed
 from samebits.status import METRICS, STATUS
 
 SILENT_S = 600.0  # a run of another host that has written nothing for so many seconds is presumed dead
 UNDER_WAY = ("created", "running")
-LAUNCHING = ".launching."  # file that a command holds in a sweep's directory: this, its host and its process
+DEAD_S = 86400.0  # the file of a dead command is removed if it has been silent for so many seconds
+LAUNCHING = ".launching."  # file that a command holds in a sweep's directory: this, its host, its process and the time
 WRITTEN = (STATUS, METRICS, "train.log")
 
 
@@ -50,9 +51,13 @@ def current_status(directory: Path) -> str:
 
 @contextmanager
 def launching(sweep: Path) -> Iterator[None]:
-    """Show other processes that this one starts the queued jobs of the sweep in this directory."""
-    path = sweep / f"{LAUNCHING}{platform.node()}.{os.getpid()}"
-    with Lock(path):
+    """Show other processes that this one starts the queued jobs of the sweep in this directory. Remove the files of
+    dead processes that have shown this."""
+    remove_dead(sweep)
+    # with the time, because two containers may have the same host name and process id, and a dead process may have
+    # had this id: waiting for their locks could take forever
+    path = sweep / f"{LAUNCHING}{platform.node()}.{os.getpid()}-{time.time_ns()}"
+    with Lock(path, wait=True):  # `is_locked` of another process holds it for a moment
         try:
             yield
         finally:
@@ -60,15 +65,38 @@ def launching(sweep: Path) -> Iterator[None]:
 
 
 def is_launching(sweep: Path) -> bool:
-    """Return True if a process starts the queued jobs of this sweep, or if one on another host has begun to, and the
-    sweep has written within SILENT_S seconds."""
+    """Return True if a process of this host starts the queued jobs of this sweep, or if one of another host has begun
+    to, and it or a run of the sweep has written within SILENT_S seconds. A lock of another host says nothing: on some
+    file systems it is not visible, on others it outlives its process."""
     for path in sweep.glob(f"{LAUNCHING}*[0-9]"):
-        if is_locked(path):
+        if is_of_this_host(path):
+            if is_locked(path):
+                return True
+        elif time.time() - last_sign(path) < SILENT_S:
             return True
-        host = path.name.removeprefix(LAUNCHING).rpartition(".")[0]
-        if host != platform.node():
-            with suppress(FileNotFoundError):  # it has ended meanwhile
-                last = max(path.lstat().st_mtime, *map(last_written, sweep.iterdir()))
-                if time.time() - last < SILENT_S:
-                    return True
     return False
+
+
+def remove_dead(sweep: Path) -> None:
+    """Remove the files of `launching` whose processes are dead or on another host, after DEAD_S seconds in which
+    neither the file nor a run of the sweep was written."""
+    for path in sweep.glob(f"{LAUNCHING}*[0-9]"):
+        with suppress(PermissionError):  # of another user: a file that is left does no harm
+            # also on this host, because a process that has just made its file may not have locked it yet
+            if time.time() - last_sign(path) > DEAD_S and not (is_of_this_host(path) and is_locked(path)):
+                for file in (path, marker_of(path)):
+                    file.unlink(missing_ok=True)
+
+
+def is_of_this_host(path: Path) -> bool:
+    """Return True if a process of this host made this file of `launching`."""
+    return path.name.removeprefix(LAUNCHING).rpartition(".")[0] == platform.node()
+
+
+def last_sign(path: Path) -> float:
+    """Return time.time() of the last write to this file of `launching` or to a run of its sweep; 0 without the file."""
+    try:
+        begun = path.lstat().st_mtime
+    except FileNotFoundError:  # the process has ended meanwhile
+        return 0.0
+    return max(begun, *map(last_written, path.parent.iterdir()))

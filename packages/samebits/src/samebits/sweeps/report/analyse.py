@@ -13,6 +13,7 @@ from typing import Any
 from samebits.code import by_code
 from samebits.config import written
 from samebits.errors import ConfigError
+from samebits.files import amount
 from samebits.runs import NOT_COMPUTED
 from samebits.saved import folds_of, is_seed, same_value
 from samebits.sweeps.report.inference import mean_interval
@@ -49,9 +50,9 @@ class Group:
         """Return over what the mean is: 3 seeds, 5 folds x 2 seeds, or 5 folds, 9 runs if a fold has fewer seeds."""
         per_fold = [len(scores) for scores in self._scores(objective).values()]
         if not self.folds or max(per_fold, default=1) == 1:
-            return _counted(len(per_fold), "fold" if self.folds else "seed")
+            return amount(len(per_fold), "fold" if self.folds else "seed")
         seeds = f" x {per_fold[0]} seeds" if len({*per_fold}) == 1 else f", {sum(per_fold)} runs"
-        return _counted(len(per_fold), "fold") + seeds
+        return amount(len(per_fold), "fold") + seeds
 
     def fold_of(self, job: Job) -> str:
         """Return the fold of one of the jobs as text; without folds, its seeds."""
@@ -98,10 +99,6 @@ class Group:
     def failures(self, objective: Objective) -> list[Job]:
         """Return the jobs that ended without a score: failed, killed, or finished with a score that is not finite."""
         return [job for job in self.jobs if is_failure(job, objective)]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def is_failure(job: Job, objective: Objective) -> bool:

@@ -6,18 +6,20 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from samebits.errors import INTERRUPTED, ConfigError, plain_output
+from samebits.files import amount
 from samebits.loggers import check_online, logs_to_wandb, sync_mlflow, upload_run, write_offline
 from samebits.programs import NoAnswer, answer_of
 from samebits.project import Project
 from samebits.runs import is_launching, is_running
 from samebits.signals import how_to_stop
-from samebits.status import METRICS, STATUS, read_status
+from samebits.status import METRICS, STATUS, read_status, shown
 from samebits.sweeps.report.read import SWEEP, runs_below
 from samebits.sweeps.report.wandb_sync import upload_summary
 
@@ -57,8 +59,11 @@ def sync(project: Project) -> int:
         elif args.every is not None:
             raise ConfigError(f"--every {args.every:g}: has no effect without --watch")
         runs = runs_in(folders)
+        if not runs:
+            print(f"{', '.join(map(shown, folders))}: no runs, so there is nothing to send")
+            return 0
         failed = sum(attempt(run, partial(sync_mlflow, project, run, MLFLOW_S)) for run in runs if mode == "online")
-        if mode == "online" and runs and not args.replay and not any(logs_to_wandb(project, run) for run in runs):
+        if mode == "online" and not args.replay and not any(logs_to_wandb(project, run) for run in runs):
             print("these runs do not log to W&B")
             return min(failed, 1)
         if mode == "online":
@@ -83,7 +88,7 @@ def runs_in(folders: list[Path]) -> list[Path]:
 
 def watch(project: Project, folders: list[Path], args: argparse.Namespace) -> None:
     """Upload new records every few seconds. Return when no run in these folders is running, or queued in a sweep that
-    is being run.
+    is being run; at once if there are no runs.
 
     A run is sent when its files have changed since its last complete upload, so waiting costs no requests."""
     every_s = EVERY_S if args.every is None else args.every
@@ -116,13 +121,15 @@ def watch(project: Project, folders: list[Path], args: argparse.Namespace) -> No
                 raise
         sent |= {run: states[run] for run, complete in zip(changed, done) if complete}
         counts = {kind: sum(state[0] == kind for state in states.values()) for kind in ("running", "queued")}
-        queued = {run.parent for run, state in states.items() if state[0] == "queued"}
+        queued = Counter(run.parent for run, state in states.items() if state[0] == "queued")
         if not counts["running"] and not any(map(is_awaited, queued)):
-            if queued:
+            for sweep, count in queued.items():
                 print(
-                    f"{counts['queued']} queued runs are not waited for, because no command and no batch job runs "
-                    "them; repeat the command of their sweep to run them"
+                    f"{shown(sweep)}: not waiting for {amount(count, 'queued run')}, because no command and no batch "
+                    "job runs the sweep; to run the rest of it, repeat its command"
                 )
+            for run in [run for run, state in states.items() if state[0] == "preempted"]:
+                print(f"{shown(run)}: preempted, not running; to resume it: ./run train resume={shown(run)}")
             return
         now = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         if now != waiting:
@@ -132,10 +139,14 @@ def watch(project: Project, folders: list[Path], args: argparse.Namespace) -> No
 
 
 def state_of(run: Path) -> str:
-    """Return running, queued or ended."""
+    """Return running, queued, preempted or ended. A preempted job of a sweep is queued, because the sweep's command
+    resumes it."""
     if is_running(run):
         return "running"
-    return "queued" if read_status(run).get("status") in ("queued", "preempted") else "ended"
+    state = str(read_status(run).get("status"))
+    if state == "preempted" and (run.parent / SWEEP).exists():
+        return "queued"
+    return state if state in ("queued", "preempted") else "ended"
 
 
 def is_awaited(sweep: Path) -> bool:
@@ -202,9 +213,9 @@ def upload(project: Project, runs: list[Path], anew: bool, folder: Path | None) 
     with ThreadPoolExecutor(AT_ONCE) as pool:  # each thread waits for its own process
         failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, project, run, anew)), runs))
     if runs:
-        whole = f"{len(runs) - failed} of {len(runs)} runs: " * bool(failed) + "nothing is lacking in W&B"
+        whole = f"{len(runs) - failed} of {amount(len(runs), 'run')}: " * bool(failed) + "nothing is lacking in W&B"
         running = sum(map(is_running, runs))
-        print(f"{whole}, except later records of {running} runs that are still running" if running else whole)
+        print(f"{whole}, except later records of {amount(running, 'running run')}" if running else whole)
     return failed
 
 
