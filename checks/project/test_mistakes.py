@@ -464,7 +464,10 @@ RUNS = [
     row(f"{NET} +model.depth=7 model.dropout=1.0", "model.dropout=1.0: lab.models.zoo.Net cannot be built: dropout probability has to be between 0 and 1, but got 7.0 (ValueError, TMP/mine/zoo.py, line 16; LAB_TRACEBACK=1 prints the traceback)"),
     row(f"{NET} +model.depth=0 trainer=ddp hardware.num_procs=2", "model.depth=0: lab.models.zoo.Net cannot be built: depth must not be 0 (ValueError, [...])", files={"a/notes/mine.txt": "mine"}),
     row("model._target_=lab.models.zoo.Late ~model.input_shape ~model.num_outputs ~model.hidden ~model.dropout", "model: net.1.weight belongs to a lazy module, which has no size before the first batch: give the size, from data.input_shape and data.num_outputs"),
-    row("model.input_shape=[3]", "MLP was built for samples of shape (3,) but got (1, 8, 8): set data.input_shape to this, the shape after data.transforms (if it is not the model: its input_shape)"),
+    row("model.input_shape=[3]", "MLP was built for samples of shape (3,) but got (1, 8, 8): set model.input_shape=[1,8,8]"),
+    row("model.input_shape=[1,9,9]", "MLP was built for samples of shape (1, 9, 9) but got (1, 8, 8): set model.input_shape=[1,8,8]"),
+    row("task=ddpm", "MLP was built for samples of shape (1, 8, 8) but got (9, 8, 8): set model.input_shape=[9,8,8][...]", needs("conf/task/ddpm.yaml")),
+    row("task=gan model.input_shape=[32] model.num_outputs=64 task.critic.input_shape=[3]", "MLP was built for samples of shape (3,) but got (1, 8, 8): set input_shape of task.critic to [1,8,8]", GAN),
     row("optim=sgd optim.momentum=0", "optim.momentum=0: torch.optim.SGD cannot be built: Nesterov momentum requires a momentum and zero dampening (ValueError, [...]sgd.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
     row("optim.schedule._target_=lab.models.zoo.rate", "optim.schedule: lab.models.zoo.rate cannot be built with warmup=0.05, final=0.0: can't multiply sequence by non-int of type 'float' (TypeError; LAB_TRACEBACK=1 prints the traceback)"),
     nothing("model", "a torch.nn.modules.module.Module"),
@@ -530,9 +533,13 @@ def test_a_mistake_that_a_started_run_finds(
     ("model", "line"),
     [
         (
-            ("model=vit", "model.patch=4"),
-            r"^ViT was built for 4 patches of 48 values, but an image \(1, 8, 8\) has 4 of 16: set data\.input_shape to",
-        ),
+            (model, *more),
+            rf"^\w+ was built for .*\(1, 8, 8\).*: set {key}\.input_shape=\[1,8,8\]{', the shape of x' * (key == 'data')}",
+        )
+        for model, *more in (("model=vit", "model.patch=4"), ("model=resnet",), ("model=unet",), ("model=mlp",))
+        for key in ("data", "model")
+    ]
+    + [
         (("model=cifar_fast",), r"data\.input_shape=\[3, 8, 8\] is not the shape of its samples x, \[1, 8, 8\]"),
     ],
 )
@@ -540,7 +547,8 @@ def test_a_wrong_shape_of_the_data_is_named_where_a_model_fails(
     tmp_path: Path, model: tuple[str, ...], line: str
 ) -> None:
     quick = [one for one in QUICK if not one.startswith("model.")]
-    overrides = [*quick, *model, "data.input_shape=[3,8,8]", "trainer.max_steps=1"]
+    wrong = "model" if "model" in line.partition("set ")[2] else "data"
+    overrides = [*quick, *model, f"{wrong}.input_shape=[3,8,8]", "trainer.max_steps=1"]
     found = called([*TRAIN, *overrides, f"hydra.run.dir={tmp_path}/run"], code=None).stderr
     assert re.search(line, found.splitlines()[-1].removeprefix("error: ").removeprefix("failed: "))
 

@@ -72,7 +72,9 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
     def call(model: nn.Module, task: Any, batch: Any, *more: Any) -> Any:
         try:
             return forward(model, task, batch, *more)
-        except ConfigError:
+        except ConfigError as error:
+            if line := _which_shape(model, task, batch, error):
+                raise ConfigError(line) from error
             raise
         except Exception as error:
             mistake: Exception | None = None
@@ -127,10 +129,41 @@ def _note_inputs(model: nn.Module, task: Any, batch: dict[str, Any], error: Exce
         vars(error).setdefault("key", "model")
     vars(error).setdefault("key", "task")
     given.append(f"the batch has {shapes(batch)}")
-    known, x = getattr(getattr(task, "run", None), "input_shape", ()), batch.get("x")
-    if known and isinstance(x, Tensor) and tuple(x.shape[1:]) != tuple(known):
-        given.append(f"data.input_shape={list(known)} is not the shape of its samples x, {list(x.shape[1:])}")
+    shape = _other_shape(task, batch)
+    if shape and len(shape) == len(task.run.input_shape):
+        given.append(f"data.input_shape={list(task.run.input_shape)} is not the shape of its samples x, {shape}")
     vars(error).setdefault("given", "; ".join(given))
+
+
+def _other_shape(task: Any, batch: Any) -> list[int]:
+    """Return the shape of the samples x if data.input_shape is another one; [] if not, or if nothing is trained.
+
+    In a data set whose samples differ in length (-1 in its spec), data.input_shape is a maximum."""
+    run, x = getattr(task, "run", None), batch.get("x")
+    spec = getattr(getattr(getattr(run, "context", None), "train_set", None), "spec", None)
+    if not spec or any(-1 in shape for shape, _ in spec.values()) or not isinstance(x, Tensor):
+        return []
+    return list(x.shape[1:]) if x.shape[1:] != tuple(task.run.input_shape) else []
+
+
+def _which_shape(model: nn.Module, task: Any, batch: Any, error: ConfigError) -> str | None:
+    """Return the text of an error from lab.input_shapes.wrong_input with the key to set; None for other errors, and if
+    the model is trained already."""
+    module, shape = vars(error).get("module"), vars(error).get("shape")
+    if module is None or getattr(getattr(task, "run", None), "context", None) is None:
+        return None
+    if right := _other_shape(task, batch):
+        return f"{error}: set data.input_shape={_typed(right)}, the shape of x after data.transforms"
+    if module is model:
+        return f"{error}: set model.input_shape={_typed(shape)}"
+    owners = {"model": model, "task": task}
+    parts = {id(part): f"{owner}.{name}" for owner in owners for name, part in owners[owner].named_modules() if name}
+    name = parts.get(id(module))
+    return name and f"{error}: set input_shape of {name} to {_typed(shape)}"
+
+
+def _typed(shape: Any) -> str:
+    return f"[{','.join(map(str, shape))}]"
 
 
 def shapes(values: Any) -> str:

@@ -29,8 +29,8 @@ from samebits.world import process_group, world_of_one
 # what an evaluation reads: these groups, with the keys of `trainer` that choose its samples and batches
 READ = ("data", "hardware", "model", "quantization", "rules", "seed", "task")
 READ_OF_TRAINER = ("global_batch_size", "max_eval_batches", "pad_eval_batches")
-# of these groups only training reads; hardware.micro_batch_size is read where hardware.eval_batch_size is null
 GROUPS = [each.name for each in fields(RootConfig)]
+# of these groups only training reads; hardware.micro_batch_size is read where hardware.eval_batch_size is null
 ONLY_TRAINING = ("data.overfit", "hardware.cuda_graph")
 
 

@@ -8,7 +8,7 @@ import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ import lab.models.mlp
 from lab.checks import check_criterion
 from lab.config import Config
 from lab.objective import forward_loss
-from lab.tasks.base import Task
+from lab.tasks.base import Task, TaskRun
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import BufferChecks
 from samebits.data import check_indexed
@@ -124,6 +124,37 @@ def test_other_errors_of_a_criterion_stay_as_they_are(
     """With their traceback."""
     with pytest.raises(kind, match=text):
         forward_loss(model, Supervised(criterion, {}), batch)
+
+
+@pytest.mark.parametrize(
+    ("shape", "known", "named"),
+    [((4,), (5,), True), ((4,), (4,), False), ((-1,), (256,), False), ((2, 2), (4,), False), (None, (5,), False)],
+)
+def test_a_wrong_shape_of_the_data_is_named_only_of_samples_of_one_shape(
+    shape: tuple[int, ...] | None, known: tuple[int, ...], named: bool
+) -> None:
+    """Not if it is a maximum length, nor if the samples may be meant for another field."""
+
+    def broken(x: Tensor) -> Tensor:
+        raise IndexError("a bug")
+
+    model, task = cast(nn.Module, broken), Supervised(CrossEntropy(0.0), {})
+    spec = {} if shape is None else {"tokens": (shape, torch.float32)}
+    task.run = TaskRun(input_shape=known, context=SimpleNamespace(train_set=SimpleNamespace(spec=spec)))
+    x = torch.ones(2, *(max(size, 3) for size in shape or (4,)))
+    with pytest.raises(IndexError) as caught:
+        forward_loss(model, task, {"x": x})
+    assert ("data.input_shape=" in vars(caught.value)["given"]) == named
+
+
+def test_a_trained_model_does_not_get_another_input_shape() -> None:
+    """In an evaluation the data are wrong, not the config of the run."""
+    task, shape = Supervised(CrossEntropy(0.0), {}), (4,)
+    line = r"^MLP was built for samples of shape \(4,\) but got \(5,\)"
+    for context, remedy in ((None, "$"), (SimpleNamespace(train_set=None), r": set model\.input_shape=\[5\]$")):
+        task.run = TaskRun(input_shape=shape, context=context)
+        with pytest.raises(ConfigError, match=line + remedy):
+            forward_loss(MLP(shape, 3, [], 0.0), task, {"x": torch.ones(2, 5), "y": Y})
 
 
 def test_a_type_is_not_the_data_s_where_autocast_casts_fields() -> None:

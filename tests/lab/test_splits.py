@@ -57,6 +57,17 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path, monkeypatch: pyt
     assert {f"val_hard/{name}": value for name, value in scores.items()} == pytest.approx(
         {name: value for name, value in final.items() if name.startswith("val_hard/")}
     )
+    for override, line in (
+        ("data=h5", r"data=h5: chooses an option of a group, but .* such as data\.path=\.\.\.$"),
+        ("model=mlp", r"model=mlp: chooses an option of a group, but .* such as model\.input_shape=\.\.\.$"),
+        ("data/transforms=to_float", r"data/transforms=to_float: chooses an option of a group"),
+        ("hydra.run.dir=x", r"hydra: no such key \(the config has: [^)]*\bmodel\b"),
+        ("dta.path=x", r"dta: no such key - did you mean data\? \(the config has: "),
+        ("data.splts.test=null", r"data\.splts: no such key - did you mean data\.splits\? \(data has: "),
+        ("seed.x=1", r"seed\.x: seed is a value, not a group$"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{line}"):
+            score_checkpoint(run, "test", [override])
     with pytest.raises(ConfigError, match=r"^--split val_soft: no such split \(data\.splits has train, val, test, "):
         score_checkpoint(run, "val_soft", [])
     for override, said in (

@@ -62,7 +62,7 @@ def test_weights_come_from_a_run_a_checkpoint_or_a_state_dict(pretrained: Path, 
         assert line is not None
         assert line.splitlines()[0].startswith("36 of the model's 38 weights and buffers were loaded from ")
         assert line.splitlines()[1:] == [
-            "  of another shape, not loaded: head.weight (12, 8), here (10, 8), head.bias (12,), here (10,)"
+            "  of another shape: head.weight (12, 8), here (10, 8), head.bias (12,), here (10,)"
         ]
         own = model.state_dict()
         assert_equal({k: own[k] for k in own if k[:4] != "head"}, {k: theirs[k] for k in own if k[:4] != "head"})
@@ -109,7 +109,7 @@ def test_files_without_such_weights_are_one_line(tmp_path: Path) -> None:
         (
             "other.pt",
             ConfigError,
-            r"other.pt: no weight in it fits the model: .* x\.0\.weight, .*has 0\..* - .*task\.rename",
+            r"other.pt: no weight in it fits .*: not in the file: 0\.weight, .* x\.0\.weight, .* - .*task\.rename",
         ),
     ):
         with pytest.raises(kind, match=line) as caught:
@@ -129,14 +129,34 @@ def test_weights_of_another_model_are_not_taken_for_some_of_this_one(tmp_path: P
         return task(tmp_path / "w.pt").initialize(mine, iter(())) or ""
 
     few = "% of the model's"
-    with pytest.raises(ConfigError, match=r"w\.pt: has only 3 of the model's [\d,]+ parameters: .* - .*task\.rename"):
+    shapes = r"of another shape: 0\.weight \(30, 8\), here \(40, 8\), [^;]*and 1 more - use the model settings of its"
+    with pytest.raises(ConfigError, match=rf"w\.pt: has only 3 of the model's [\d,]+ parameters: {shapes}"):
         loaded(net(30), net(40))
     said = loaded(nn.Sequential(nn.Linear(8, 20), nn.Linear(20, 40), nn.Linear(40, 3)), net(20))
-    assert "only 28 % of the model's 663 parameters were loaded, the others start with random values - if" in said
+    assert said.endswith("only 28 % of the model's 663 parameters were loaded, the others start with random values")
     for theirs, mine in (
         (net(20, 12), net(20)), (net(4, 1000), net(4, 3)), (net(4, 3), net(4, 1000)), (net(20)[:1], net(20)),
     ):  # fmt: skip
         assert few not in loaded(theirs, mine)
+
+
+@pytest.mark.parametrize(("theirs", "mine"), [(2000, 1500), (20000, 15000)])
+def test_a_large_head_of_another_size_is_not_the_fault_of_names(tmp_path: Path, theirs: int, mine: int) -> None:
+    """Below 1 % of the parameters, too, if all names are equal; but not if the other names hold most parameters."""
+
+    def net(outputs: int, prefix: str = "") -> nn.Module:
+        parts = {name: nn.Linear(8, size) for name, size in ((f"{prefix}a", 8), (f"{prefix}b", 8))}
+        return nn.ModuleDict({**parts, "head": nn.Linear(8, outputs)})
+
+    torch.save(net(theirs).state_dict(), tmp_path / "w.pt")
+    model = net(mine)
+    said = task(tmp_path / "w.pt").initialize(model, iter(())) or ""
+    assert torch.equal(model.a.weight, torch.load(tmp_path / "w.pt")["a.weight"])  # type: ignore[union-attr, arg-type]
+    assert f"of another shape: head.weight ({theirs}, 8), here ({mine}, 8)" in said
+    assert said.endswith("were loaded, the others start with random values")
+    lost = r"no weight in it fits the model: of another shape: head\.weight .*; not in the file: x_a\.weight, "
+    with pytest.raises(ConfigError, match=lost + r".*; not in the model: a\.weight, .* - .*task\.rename"):
+        task(tmp_path / "w.pt").initialize(net(mine, "x_"), iter(()))
 
 
 # -- what stays
@@ -198,7 +218,7 @@ def test_frozen_parts_stay_bit_for_bit(pretrained: Path, tmp_path: Path, more: t
         *more,
     )  # fmt: skip
     run = start_run(tmp_path / "run", *overrides, "trainer.max_steps=3")
-    assert "of another shape, not loaded: head.weight (12, 8), here (10, 8)" in (run / "train.log").read_text()
+    assert "of another shape: head.weight (12, 8), here (10, 8)" in (run / "train.log").read_text()
     weights.unlink()
     start_run(run, *overrides, "trainer.max_steps=4")
     payload = find_checkpoint(run)[1]

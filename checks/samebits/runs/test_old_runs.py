@@ -172,7 +172,7 @@ def test_values_of_evaluate_are_read_as_hydra_reads_them(tmp_path: Path) -> None
     [
         ("+hardware.x=1", "cannot be added or deleted"), ("~hardware.compile", "cannot be added or deleted"),
         ("hardware.compile", "write key=value"), ("seed=1,2", "several values"), ("hardware.cmpile=true", "compile"),
-        ("data.path=${oc.env:HOME}", "interpolation"), ("data.path={a", "write key=value"), ("data.sise=3", "sise"),
+        ("seed=${oc.env:HOME}", "interpolation"), ("data.path={a", "write key=value"), ("data.sise=3", "sise"),
         ("model.hiden=[3]", "hiden"), ("task.criterion.x=1", "criterion"),
         ("pruning.sparsity=0.5", "pruning.sparsity=0.5: has no effect"), ("optim.lr=3", "optim.lr=3: has no effect"),
         ("trainer.max_epochs=3", "trainer.max_epochs=3: has no effect"),

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from lab.input_shapes import wrong_input
 from samebits.errors import ConfigError
 from samebits.schema import Count, Share
 
@@ -38,10 +39,7 @@ class MLP(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
         if x.shape[1:] != self.input_shape:
-            raise ConfigError(
-                f"MLP was built for samples of shape {self.input_shape} but got {tuple(x.shape[1:])}: set "
-                "data.input_shape to this, the shape after data.transforms (if it is not the model: its input_shape)"
-            )
+            raise wrong_input(self, f"samples of shape {self.input_shape} but got {tuple(x.shape[1:])}", x)
         if not x.is_floating_point():
             raise ConfigError(
                 f"MLP got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"

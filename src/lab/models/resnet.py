@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lab.input_shapes import wrong_input
 from samebits.errors import ConfigError
 from samebits.schema import Count, Share
 
@@ -111,10 +112,7 @@ class ResNet(nn.Module):
         if not self.has_channels and x.dim() == 3:
             x = x.unsqueeze(1)
         if x.dim() != 4 or x.shape[1] != self.channels:
-            raise ConfigError(
-                f"ResNet was built for images of {self.channels} channels, but got a batch of shape {tuple(x.shape)}: "
-                "set data.input_shape to the shape of a sample after data.transforms, (C, H, W) or (H, W)"
-            )
+            raise wrong_input(self, f"images of {self.channels} channels but got {tuple(x.shape[1:])}", x)
         if not x.is_floating_point():
             raise ConfigError(
                 f"ResNet got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"

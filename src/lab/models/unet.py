@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lab.input_shapes import wrong_input
 from samebits.errors import ConfigError
 from samebits.schema import Count
 
@@ -52,11 +53,12 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
-        x = x.unsqueeze(1) if x.dim() == 3 else x
-        if x.dim() != 4 or x.shape[1] != self.channels or not x.is_floating_point():
+        given, x = x, x.unsqueeze(1) if x.dim() == 3 else x
+        if x.dim() != 4 or x.shape[1] != self.channels:
+            raise wrong_input(self, f"images of {self.channels} channels but got {tuple(given.shape[1:])}", given)
+        if not x.is_floating_point():
             raise ConfigError(
-                f"UNet was built for floating-point images of {self.channels} channels, but got {x.dtype} "
-                f"{tuple(x.shape)}: set data.input_shape to the shape of a sample after data.transforms"
+                f"UNet got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"
             )
         skipped: list[Tensor] = []
         for level, block in enumerate(self.down):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lab.input_shapes import wrong_input
 from lab.models.gpt import Block
 from samebits.errors import ConfigError
 from samebits.schema import Count, Share
@@ -46,10 +47,8 @@ class ViT(nn.Module):
         shown = patches(x, self.patch)
         count, values = len(self.position), self.input.in_features
         if shown.shape[1:] != (count, values):
-            raise ConfigError(
-                f"ViT was built for {count} patches of {values} values, but an image {tuple(x.shape[1:])} has "
-                f"{shown.shape[1]} of {shown.shape[2]}: set data.input_shape to the shape after data.transforms"
-            )
+            got = f"an image {tuple(x.shape[1:])} has {shown.shape[1]} of {shown.shape[2]}"
+            raise wrong_input(self, f"{count} patches of {values} values, but {got}", x)
         places = self.position.expand(len(x), -1, -1)
         if kept is not None:
             shown, places = chosen(shown, kept), chosen(places, kept)

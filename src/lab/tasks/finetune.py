@@ -16,7 +16,8 @@ from samebits.errors import ConfigError
 from samebits.schema import regex
 
 REMEDY = (
-    "if these are weights of this model, translate their names with task.rename; if not, change model or task.weights"
+    "if these are weights of this model, translate their names with task.rename in a yaml "
+    "(docs/pretrained_weights.md#other-names-of-weights); if not, change model or task.weights"
 )
 
 

@@ -194,42 +194,48 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
 def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: object, remedy: str = "") -> str:
     """Load the entries of `state` that fit the model by name and shape. Return a report of a few lines.
 
-    remedy: end of the error, and of the line that says that few parameters were loaded: how to translate names. Raise
-    ConfigError if no parameter fits, or those that fit are below LEAST both of the model and of the file.
+    remedy: how to translate names: the end of the error, and of the line that says that few parameters were loaded, if
+    names differ. Raise ConfigError if no parameter fits, or those that fit are below LEAST both of the model and of the
+    file. Entries of another shape are not counted, unless they are more than those that fit: a head may have another
+    size.
     """
     own = model.state_dict()
     fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
-    fitting, all_of_it = (
-        sum(p.numel() for name, p in model.named_parameters() if name in names) for names in (fits, own)
-    )
-    of_model = fitting / max(1, all_of_it)
-    # a file may have a part only, such as an encoder or adapters, and the model a head of another size
-    share = max(
-        of_model, sum(value.numel() for value in fits.values()) / max(1, sum(v.numel() for v in state.values()))
-    )
-    hint = f" - {remedy}" if remedy else ""
-    if not fitting or share < LEAST:
+    others = [name for name in own if name in state and name not in fits]
+    missing, unknown = [name for name in own if name not in state], [name for name in state if name not in own]
+    of_model = {name: p.numel() for name, p in model.named_parameters()}
+    of_file = {name: value.numel() for name, value in state.items()}
+    fitting, parameters = sum(of_model.get(name, 0) for name in fits), sum(of_model.values())
+
+    def share(left_out: Collection[str]) -> float:
+        """Return the share of the model, or of the file, if it is larger: a file may have a part only."""
+        return max(
+            sum(sizes.get(name, 0) for name in fits)
+            / max(1, sum(size for name, size in sizes.items() if name not in left_out))
+            for sizes in (of_model, of_file)
+        )
+
+    parts = {
+        "of another shape": [f"{k} {tuple(state[k].shape)}, here {tuple(own[k].shape)}" for k in others],
+        "not in the file": missing,
+        "not in the model": unknown,
+    }
+    differences = [f"{what}: {format_keys(names)}" for what, names in parts.items() if names]
+    hint = f" - {remedy}" if remedy and missing and unknown else ""
+    if not fitting or share(others if len(others) <= len(fits) else ()) < LEAST:
         found = (
-            f"has only {fitting:,} of the model's {all_of_it:,} parameters"
+            f"has only {fitting:,} of the model's {parameters:,} parameters"
             if fitting
             else "no weight in it fits the model"
         )
-        raise ConfigError(
-            f"{source}: {found}: it contains {format_keys(list(state))}, the model has {format_keys(list(own))}{hint}"
-        )
+        hint = hint or " - use the model settings of its training"
+        raise ConfigError(f"{source}: {found}: {'; '.join(differences)}{hint}")
     model.load_state_dict(fits, strict=False)
-    others = [name for name in own if name in state and name not in fits]
-    parts = {
-        "of another shape, not loaded": [f"{k} {tuple(state[k].shape)}, here {tuple(own[k].shape)}" for k in others],
-        "not in the file": [name for name in own if name not in state],
-        "not in the model": [name for name in state if name not in own],
-    }
-    lines = [f"{len(fits)} of the model's {len(own)} weights and buffers were loaded from {source}"]
-    lines += [f"{what}: {format_keys(names)}" for what, names in parts.items() if names]
-    if share < FEW:
+    lines = [f"{len(fits)} of the model's {len(own)} weights and buffers were loaded from {source}", *differences]
+    if share(()) < FEW:
         lines.append(
-            f"only {100 * of_model:.2g} % of the model's {all_of_it:,} parameters were loaded, the others start with "
-            f"random values{hint}"
+            f"only {100 * fitting / max(1, parameters):.2g} % of the model's {parameters:,} parameters were loaded, "
+            f"the others start with random values{hint if share(others) < FEW else ''}"
         )
     return "\n  ".join(lines)
 

@@ -41,7 +41,8 @@ def read_run(project: Project, path: Path, overrides: Sequence[str] = ()) -> tup
 
 
 def change_value(cfg: DictConfig, override: str) -> None:
-    """Apply key=value to `cfg`, in Hydra's syntax. Raise ConfigError if it is not valid or the key is missing."""
+    """Apply key=value to `cfg`, in Hydra's syntax. Raise ConfigError if it is not valid, if the key is missing, or if
+    it chooses an option of a group: a saved config has only the values of the options."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -57,10 +58,24 @@ def change_value(cfg: DictConfig, override: str) -> None:
         raise ConfigError(f"{override!r}: the keys of a run cannot be added or deleted; change a value with key=value")
     if parsed.is_sweep_override():
         raise ConfigError(f"{override!r}: several values; give only one (a list is written {key}=[1,2])")
+    path, value = key.split("/")[0], parsed.value()
+    group = OmegaConf.select(cfg, path) if has_key(cfg, path) else None
+    if isinstance(group, DictConfig) and ("/" in key or isinstance(value, str)):
+        example = next((name for name in ("path", *group) if name in group and name != "_target_"), "NAME")
+        raise ConfigError(
+            f"{override}: chooses an option of a group, but the config of a trained run has only values - give a "
+            f"value, such as {path}.{example}=..."
+        )
+    inner, parent = "", cfg
+    for name in key.split(".")[:-1]:  # the first part that is missing is named
+        if name not in parent:
+            break
+        inner, parent = f"{inner}.{name}".lstrip("."), parent[name]
+        if not isinstance(parent, DictConfig):
+            raise ConfigError(f"{key}: {inner} is a value, not a group")
     if not has_key(cfg, key):
-        parent = OmegaConf.select(cfg, key.rpartition(".")[0]) or cfg
-        raise ConfigError(no_such_key(key, [str(name) for name in parent]))
-    value = parsed.value()
+        missing = key[len(inner) :].lstrip(".").partition(".")[0]
+        raise ConfigError(no_such_key(f"{inner}.{missing}".lstrip("."), [str(name) for name in parent]))
     check_resolved(value, key)
     OmegaConf.update(cfg, key, value)
 
