@@ -352,9 +352,9 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/runs/data_files.py", "digest.update(file.read(BLOCK))", "digest.update(file.read(BLOCK // 2))",
      "packages/samebits/tests/runs/test_data_files.py::test_any_byte_of_a_small_file_counts"),
     ("samebits/runs/live.py", "elif time.time() - last_sign(path) < SILENT_S:", "elif is_locked(path):",
-     "packages/samebits/tests/runs/test_live.py::test_a_silent_command_of_another_host_is_presumed_dead[markers]"),
+     "packages/samebits/tests/runs/test_running_commands.py::test_a_silent_command_of_another_host_is_presumed_dead[markers]"),
     ("samebits/runs/live.py", "with Lock(path, wait=True):", "with Lock(path):",
-     "packages/samebits/tests/runs/test_live.py::test_a_command_waits_for_a_watch_that_looks_at_its_file"),
+     "packages/samebits/tests/runs/test_running_commands.py::test_a_command_waits_for_a_watch_that_looks_at_its_file"),
     ("samebits/sweeps/plan.py", "and sum(_touch(override.key_or_group, key) for key in keys) == 1", "",
      "checks/sweeps/test_difference.py::test_each_job_is_what_hydra_composes"),
     # ---- what methods stand on
