@@ -28,7 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -237,7 +237,7 @@ def submitted(host: Host, command: list[str]) -> str:
         if word == "attach":
             print(f"{host.name}: {run} has the same command; it is shown, and nothing is copied or started", flush=True)
             return run
-    run = f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.gmtime())}-{digest}"
+    run = f"{datetime.now(timezone.utc):%Y-%m-%d_%H-%M-%S-%f}-{digest}"  # two in one second are two runs
     try:
         check_arguments(host, command)
         copy(host, {word: text for word, _, text in found})
