@@ -19,7 +19,7 @@ from torch import Tensor
 
 from samebits.device import lock_pages, unlock_pages
 from samebits.errors import RunFailed, first_line
-from samebits.shards import is_dtensor
+from samebits.shards import empty_like, is_dtensor
 
 ALIGNED = 64  # bytes: the copy of each storage starts at a multiple of this
 
@@ -116,9 +116,8 @@ class Copier:
     def copy_tensor(self, value: Tensor) -> Tensor:
         """Return a tensor on the CPU with the same shape and strides; `fill` copies its data."""
         if is_dtensor(value):
-            shard = torch.empty_like(value, device="cpu")  # allocates no memory until it is written to
+            shard: Tensor = empty_like(value, device="cpu")  # allocates no memory until it is written to
             shard._local_tensor = self.copy_tensor(value.to_local())  # type: ignore[attr-defined]
-            shard._spec = value._spec  # type: ignore[attr-defined] # torch's cache may have the mesh of another rank
             return shard
         storage = value.untyped_storage()
         if not storage.nbytes():

@@ -18,7 +18,6 @@ state dict of a save takes 14 ms instead of 0.3 ms.
 
 from __future__ import annotations
 
-import copy
 import errno
 import os
 import pickle
@@ -46,7 +45,7 @@ from samebits.checkpoints.shard_plan import Row, SavePlan, file_of, is_whole, ma
 from samebits.errors import RunFailed
 from samebits.files import check_regular, sync_folder
 from samebits.schema import misfits
-from samebits.shards import is_dtensor, is_sharded
+from samebits.shards import empty_like, is_dtensor, is_sharded
 from samebits.world import World
 
 SUFFIX, REST, INDEX = ".dcp", "rest.pt", ".metadata"
@@ -268,7 +267,7 @@ def load(
             stored, like = index[key], template(key)
             dtype = stored.properties.dtype
             in_part = like is not None and like.shape == stored.size
-            tensors[key] = _empty_like(like, dtype) if in_part else torch.empty(stored.size, dtype=dtype)
+            tensors[key] = empty_like(like, dtype) if in_part else torch.empty(stored.size, dtype=dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*load in a single process")
         try:
@@ -315,15 +314,6 @@ def templates(model: nn.Module, optimizer: Any) -> Template:
     return template
 
 
-def _empty_like(like: Any, dtype: torch.dtype) -> Tensor:
-    new: Any = torch.empty_like(like, dtype=dtype, requires_grad=False)
-    # torch caches the sharding of results by the mesh: that of an earlier process group of this process, in which it
-    # may have had another rank, is equal
-    new._spec = copy.copy(new._spec)
-    new._spec.mesh = like.device_mesh
-    return new  # type: ignore[no-any-return]
-
-
 def _cut(value: Tensor, like: Tensor | None) -> Tensor:
     """Return this rank's shard of a whole tensor, or the whole tensor if it has no template of its shape."""
     if like is None or like.shape != value.shape:
@@ -334,4 +324,4 @@ def _cut(value: Tensor, like: Tensor | None) -> Tensor:
     # src_data_rank=None: each rank has the whole tensor and keeps its shard, without communication
     mesh = like.device_mesh
     cut = distribute_tensor(value.to(mesh.device_type), mesh, like.placements, src_data_rank=None)
-    return _empty_like(like, value.dtype).copy_(cut)  # with CPU offload the weights are on the host
+    return empty_like(like, value.dtype).copy_(cut)  # type: ignore[no-any-return] # with CPU offload the weights are on the host

@@ -20,6 +20,14 @@ from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.shards.replicas import ReplicaChecks, checksum, numbers_in
-    from samebits.shards.tensors import global_dot, global_norm, is_dtensor, is_sharded, local_parts, on_shards
+    from samebits.shards.tensors import (
+        empty_like,
+        global_dot,
+        global_norm,
+        is_dtensor,
+        is_sharded,
+        local_parts,
+        on_shards,
+    )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,6 +79,18 @@ def _fused_on_shards() -> AbstractContextManager[Any]:
 def is_dtensor(value: Tensor | None) -> bool:
     """Return True if `value` is a DTensor, a sharded tensor. No isinstance, to avoid importing DTensor."""
     return hasattr(value, "full_tensor")
+
+
+def empty_like(like: Any, dtype: torch.dtype | None = None, device: str | None = None) -> Any:
+    """Return an uninitialized DTensor with the sharding of `like`. dtype, device: of its local part; None: those of
+    `like`.
+
+    torch.empty_like would not do: torch caches the sharding of results by the mesh, and the mesh of an earlier process
+    group of this process, in which it may have had another rank, is equal."""
+    new: Any = torch.empty_like(like, dtype=dtype, device=device, requires_grad=False)
+    new._spec = copy.copy(new._spec)
+    new._spec.mesh = like.device_mesh
+    return new
 
 
 def local_parts(tensors: Iterable[Any]) -> list[Any]:
