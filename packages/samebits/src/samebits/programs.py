@@ -1,8 +1,9 @@
-"""Run other programs, and git independently of its user's settings."""
+"""Run other programs, and git and SLURM independently of their user's settings."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,3 +77,19 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"", index: Path | None = 
     env |= {"GIT_INDEX_FILE": str(index)} if index else {}
     command = ["git", "--no-pager", "--no-optional-locks", *settings, "-C", str(folder), *arguments]
     return answer_of(command, stdin, env=env)
+
+
+def slurm(command: list[str]) -> str:
+    """Return the output of a SLURM command, run without the user's settings (SQUEUE_STATES, SCANCEL_INTERACTIVE). Raise
+    NoAnswer with its last error, which the ones before have caused."""
+    try:
+        return answer_of(command, env=environment_without("SQUEUE_", "SCANCEL_"), new_session=True).decode(
+            errors="replace"
+        )
+    except NoAnswer as error:
+        raise NoAnswer(re.split(r"\b(?:error|fatal): ", str(error))[-1]) from None
+
+
+def environment_without(*prefixes: str) -> dict[str, str]:
+    """Return the environment without the variables whose names begin with a prefix."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

@@ -27,7 +27,7 @@ from samebits.config import quote_value
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import make_folder, no_links, read_text, replace_text
 from samebits.locks import Lock
-from samebits.programs import NoAnswer, answer_of
+from samebits.programs import NoAnswer, environment_without, slurm
 from samebits.signals import held_signals
 from samebits.status import STATUS
 from samebits.sweeps.job_process import OUTPUT, record_unexplained
@@ -301,19 +301,3 @@ def max_array_size() -> int:
     except NoAnswer:
         found = None
     return int(found[1]) if found else MAX_ARRAY_SIZE
-
-
-def slurm(command: list[str]) -> str:
-    """Return the output of a SLURM command, run without the user's settings (SQUEUE_STATES, SCANCEL_INTERACTIVE). Raise
-    NoAnswer with its last error, which the ones before have caused."""
-    try:
-        return answer_of(command, env=environment_without("SQUEUE_", "SCANCEL_"), new_session=True).decode(
-            errors="replace"
-        )
-    except NoAnswer as error:
-        raise NoAnswer(re.split(r"\b(?:error|fatal): ", str(error))[-1]) from None
-
-
-def environment_without(*prefixes: str) -> dict[str, str]:
-    """Return the environment without the variables whose names begin with a prefix."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

@@ -15,7 +15,7 @@ from pathlib import Path
 from samebits.errors import INTERRUPTED, ConfigError, plain_output
 from samebits.files import amount
 from samebits.loggers import check_online, logs_to_wandb, sync_mlflow, upload_run, write_offline
-from samebits.programs import NoAnswer, answer_of
+from samebits.programs import NoAnswer, slurm
 from samebits.project import Project
 from samebits.runs import is_launching, is_running
 from samebits.signals import how_to_stop
@@ -157,10 +157,8 @@ def is_awaited(sweep: Path) -> bool:
     scripts = [path.name for path in (sweep / ".slurm").glob("*.sh")]
     if not scripts:
         return False
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        command = ["squeue", "--noheader", "--format=%o", "--user", str(os.getuid())]
-        listed = answer_of(command, env=settings, new_session=True).decode(errors="replace")
+        listed = slurm(["squeue", "--noheader", "--format=%o", "--user", str(os.getuid())])
     except NoAnswer:
         return True
     return any(name in listed for name in scripts)
