@@ -10,7 +10,7 @@ import math
 import os
 import platform
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,6 @@ from samebits.schema import misfits
 # maximum bytes of a file of a run, by its name, otherwise by the end of its name, otherwise by ""
 LARGEST = {"sweep.json": 1 << 28, ".yaml": 1 << 20, ".json": 1 << 26, ".jsonl": 1 << 33, "": 1 << 28}
 LONGEST_LINE = 1 << 24  # maximum bytes of a line of a .jsonl file
-_ENCODER = json.JSONEncoder(allow_nan=False)  # without an indent
 # types in files of a run, by file name, for all versions; later versions add entries
 KINDS: dict[str, dict[str, Any]] = {
     "status.json": {
@@ -177,30 +176,24 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """Return the value as JSON. NaN and infinity are null, because JSON does not have them."""
-    encoder = _ENCODER if indent is None else json.JSONEncoder(indent=indent, allow_nan=False)
     try:
-        return encoder.encode(value)
+        return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
-        return encoder.encode(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(_with_non_finite(value, lambda number: None), indent=indent, allow_nan=False)
 
 
 def floats_as_text(value: Any) -> Any:
     """Return the value with NaN and infinity as yaml writes them (.nan, .inf, -.inf), which JSON can hold."""
+    return _with_non_finite(value, lambda number: ".nan" if math.isnan(number) else ".inf" if number > 0 else "-.inf")
+
+
+def _with_non_finite(value: Any, written: Callable[[float], str | None]) -> Any:
+    """Return the value with written(number) in place of each NaN and infinity."""
     if isinstance(value, dict):
-        return {key: floats_as_text(inner) for key, inner in value.items()}
+        return {key: _with_non_finite(inner, written) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [floats_as_text(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    return value
+        return [_with_non_finite(inner, written) for inner in value]
+    return written(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def text_as_floats(value: Any) -> Any:

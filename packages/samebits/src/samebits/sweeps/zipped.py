@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from samebits.errors import ConfigError
+from samebits.files import amount
 
 Zip = Sequence[str | list[str]] | None
 EXAMPLE = "sweep.zip=key1,key2, or for several groups of keys 'sweep.zip=[[key1,key2],[key3,key4]]'"
@@ -54,7 +55,7 @@ def axes(choices: Mapping[str, Sequence[str]], zipped: Zip) -> list[list[dict[st
 def _counted(key: str, choices: Mapping[str, Sequence[str]]) -> str:
     number = len(choices[key])
     shown = [text.partition("=")[2] for text in choices[key][:MAX_VALUES]] + ["..."] * (number > MAX_VALUES)
-    return f"{key.lstrip('+')} has {number} value{'s' * (number != 1)} ({', '.join(shown)})"
+    return f"{key.lstrip('+')} has {amount(number, 'value')} ({', '.join(shown)})"
 
 
 def _listed(zipped: Sequence[str | list[str]]) -> str:

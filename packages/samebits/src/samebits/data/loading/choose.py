@@ -17,7 +17,7 @@ from samebits.data.order import Plan
 from samebits.data.spec import Batch, empty_batch, is_ragged, sample_bytes
 from samebits.device import free_memory
 from samebits.errors import ConfigError
-from samebits.files import in_words
+from samebits.files import amount, in_words
 
 KINDS = ("auto", "threads", "workers", "device")
 
@@ -106,8 +106,8 @@ def num_threads(
     piece = _piece(dataset, first[1])
     rates = doubling(lambda count: _rate(dataset, plan, count, piece), numbers)
     best = min(count for count, rate in rates.items() if rate >= 0.9 * max(rates.values()))
-    measured = [f"{n} thread{'s' * (n > 1)} {rate:,.0f} samples/s" for n, rate in rates.items()]
-    return best, f"{best} thread{'s' * (best > 1)}{enough(best, rates)}; measured: {', '.join(measured)}"
+    measured = [f"{amount(n, 'thread')} {rate:,.0f} samples/s" for n, rate in rates.items()]
+    return best, f"{amount(best, 'thread')}{enough(best, rates)}; measured: {', '.join(measured)}"
 
 
 def counts(cores: int) -> list[int]:

@@ -14,6 +14,7 @@ from samebits.data.loading.samples import InProcess, Samples, own_random_numbers
 from samebits.data.loading.workers import Workers
 from samebits.data.order import Plan
 from samebits.data.spec import empty_batch
+from samebits.files import amount
 
 _HAND_OVER_S = 0.0003  # faster batches are not worth sending to another process
 _JOB_S = 0.01  # per batch of a trial, which is a small part of a real one to keep the trial short
@@ -47,8 +48,8 @@ def open_workers(
         return InProcess(samples, device), why
     trial = _trial_plan(plan, max(1, min(len(part[0]), int(_JOB_S / sample_s))))
     count, rates = _best(lambda n: make(n, torch.device("cpu")), trial, cores)
-    measured = ", ".join(f"{n} worker{'s' * (n > 1)} {rate:,.0f}" for n, rate in rates.items())
-    why = f"{count} worker{'s' * (count > 1)} on {cores} core{'s' * (cores > 1)} ({way}){choose.enough(count, rates)}"
+    measured = ", ".join(f"{amount(n, 'worker')} {rate:,.0f}" for n, rate in rates.items())
+    why = f"{amount(count, 'worker')} on {amount(cores, 'core')} ({way}){choose.enough(count, rates)}"
     return make(count, device), f"{why}; measured samples/s: {measured}"
 
 
