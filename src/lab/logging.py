@@ -23,7 +23,7 @@ def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
     steps are not skipped (without fp16 and trainer.non_finite=skip): the sum of their norms is not finite either."""
     skips = may_skip(run.trainer, state.scaler)
     # there may be counts without `skips`: steps before a resume that changed trainer.non_finite
-    counts, norms = ([n for n in state.running_sums if n.split("/")[-1] == key] for key in ("non_finite", "grad_norm"))
+    counts, norms = ([n for n in state.running_sums if n.rpartition("/")[2] == k] for k in ("non_finite", "grad_norm"))
     names = counts if skips else [*counts, *norms]
     sums = to_host(torch.stack([state.running_sums[name] for name in names])) if names else []
     if not (skips or all(map(math.isfinite, sums[len(counts) :]))):

@@ -30,8 +30,8 @@ from samebits.data.spec import Batch, is_ragged, sample_bytes
 from samebits.world import dist_env
 
 # Small micro-batches are gathered together up to this size, because each hand-over between threads costs about 50 us.
-# Measured with batches of 0.8 MB and two threads, relative to the speed of index_select: 4 MB 1.02, 8 MB 1.24, and
-# 16 MB, of which a few do not fit into the processor's cache, 1.08.
+# Measured with batches of 0.8 MB, relative to the speed of index_select: one thread 4 MB 0.97, 8 MB 1.03; two threads
+# 1.04 and 1.07; two threads on a busy machine, at real-time priority, 1.02 and 1.24, and 16 MB 1.08.
 GROUP_BYTES = 8 * 1024 * 1024
 GROUP_MOST = 64
 _WINDOW_BYTES = 256 * 1024 * 1024  # a window of chunks is gathered together, up to this size
