@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import multiprocessing
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,7 +62,7 @@ def test_one_process_at_a_time_holds_a_lock(tmp_path: Path) -> None:
         with pytest.raises(locks.Busy):
             locks.Lock(path)
     assert not locks.is_locked(path)
-    with locks.Lock(path, wait=True):
+    with locks.Lock(path, wait_s=math.inf):
         assert locks.is_locked(path)
     assert os.listdir(tmp_path) == [".lock"]
 
@@ -100,9 +102,21 @@ def test_a_holder_that_nobody_can_see_is_left_to_the_user(tmp_path: Path, monkey
         assert is_claimed(tmp_path)
 
 
+@pytest.mark.usefixtures("file_system")
+def test_a_directory_that_is_locked_for_a_moment_can_be_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a report that asks if it is locked, or by a killed process that the kernel has not removed yet."""
+    held = [locks.Lock(tmp_path / ".lock")]
+    monkeypatch.setattr(time, "sleep", lambda _: held.pop().close())
+    with claimed(tmp_path):
+        assert is_claimed(tmp_path)
+    assert not held
+
+
 def take_in_turns(path: Path, count: Path) -> None:
     for _ in range(10):
-        with locks.Lock(path, wait=True):
+        with locks.Lock(path, wait_s=math.inf):
             count.write_text(str(int(count.read_text()) + 1))
 
 

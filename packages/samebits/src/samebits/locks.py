@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import platform
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,8 @@ from samebits.files import read_text
 if TYPE_CHECKING:
     from filelock import SoftFileLock  # imported only without flock, because it takes 40 ms
 
+PATIENCE_S = 0.2  # `is_locked` of another process holds a lock for a moment, and a killed process until it is removed
+POLL_S = 0.01
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -31,16 +35,16 @@ class Busy(OSError):
 class Lock:
     """A lock that is held from its construction until `close` or the end of this process.
 
-    path: created if it is missing. wait: block until the lock is free; otherwise raise Busy. Raise OSError if the path
-    cannot be written.
+    path: created if it is missing. wait_s: seconds to wait until the lock is free; then raise Busy. math.inf: block.
+    Raise OSError if the path cannot be written.
     """
 
-    def __init__(self, path: Path, wait: bool = False) -> None:
+    def __init__(self, path: Path, wait_s: float = PATIENCE_S) -> None:
         self._marker: SoftFileLock | None = None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            if not _flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
-                self._marker = _mark(marker_of(path), wait)
+            if not _flock_within(self._fd, wait_s):
+                self._marker = _mark(marker_of(path), wait_s)
         except BaseException:
             os.close(self._fd)
             raise
@@ -70,7 +74,7 @@ def is_locked(path: Path) -> bool:
         return False
     try:
         if not _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and (marker := marker_of(path)).exists():
-            _mark(marker, wait=False).release()
+            _mark(marker, wait_s=0.0).release()
         return False
     except Busy:
         return True
@@ -113,6 +117,20 @@ def _write_marked(path: Path, temporary: Path) -> bool:
         marker.unlink(missing_ok=True)
 
 
+def _flock_within(fd: int, wait_s: float) -> bool:
+    """Lock for writing. Return False if this file system does not support flock. Raise Busy after wait_s seconds."""
+    if wait_s == math.inf:
+        return _flock(fd, fcntl.LOCK_EX)
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except Busy:
+            if time.monotonic() > until:
+                raise
+        time.sleep(POLL_S)
+
+
 def _flock(fd: int, how: int) -> bool:
     """Call flock. Return False if this file system does not support it."""
     try:
@@ -131,11 +149,11 @@ def marker_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.held")  # not `path`, which may have content
 
 
-def _mark(marker: Path, wait: bool) -> SoftFileLock:
-    """Create the marker file that replaces flock. Raise Busy if it exists."""
+def _mark(marker: Path, wait_s: float) -> SoftFileLock:
+    """Create the marker file that replaces flock. Raise Busy if it still exists after wait_s seconds."""
     from filelock import SoftFileLock, Timeout
 
-    lock = SoftFileLock(marker, timeout=-1 if wait else 0, thread_local=False)
+    lock = SoftFileLock(marker, timeout=-1 if wait_s == math.inf else wait_s, thread_local=False)
     try:
         lock.acquire()
     except Timeout:

@@ -36,6 +36,6 @@ if TYPE_CHECKING:
         register_heartbeat,
     )
     from samebits.children.offsets import Offsets, file_offsets, own_offsets
-    from samebits.children.parent import die_with, die_with_starter, end_children_at_exit, process_state
+    from samebits.children.parent import die_with, die_with_starter, end_children_at_exit, exited, process_state
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -7,7 +7,9 @@ import os
 import signal
 import threading
 import time
-from multiprocessing import util
+from collections.abc import Iterable
+from multiprocessing import connection, util
+from typing import Any
 
 from samebits.torch_private import set_death_signal
 
@@ -61,6 +63,15 @@ def _outlive(parent: int) -> None:
     while os.getppid() == parent and (starter is None or starter.is_alive()):
         time.sleep(POLL_S)
     os._exit(1)
+
+
+def exited(processes: Iterable[Any], wait_s: float) -> list[Any]:
+    """Return the `multiprocessing` processes that have exited; wait up to wait_s seconds for the first.
+
+    A sentinel alone is not enough: a process that a child has forked keeps it open after the child's end."""
+    processes = list(processes)
+    closed = connection.wait([process.sentinel for process in processes], wait_s)
+    return [process for process in processes if process.sentinel in closed or not process.is_alive()]
 
 
 def process_state(pid: int) -> str | None:

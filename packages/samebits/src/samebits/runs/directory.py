@@ -26,7 +26,7 @@ from samebits.files import (
     replace_text,
     write_json,
 )
-from samebits.locks import Busy, Lock, is_locked
+from samebits.locks import PATIENCE_S, Busy, Lock, is_locked
 from samebits.project import Project
 from samebits.runs.data_files import files_of, fingerprints, is_same
 from samebits.saved import CONFIG, OVERRIDES, check_run_dir, flat, load_flat, portable, read_overrides, same_value
@@ -57,15 +57,16 @@ _dumps: dict[str, str] = {}
 
 
 @contextmanager
-def claimed(directory: Path) -> Iterator[None]:
+def claimed(directory: Path, wait_s: float = PATIENCE_S) -> Iterator[None]:
     """Claim the directory for this process: hold its lock in this block. The kernel releases it if the process dies.
 
-    Raise DirectoryLockedError if another process holds it, ConfigError if the directory cannot be written.
+    Raise DirectoryLockedError if another process holds it for more than wait_s seconds, ConfigError if the directory
+    cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         check_run_dir(directory)
-        lock = Lock(directory / LOCK)
+        lock = Lock(directory / LOCK, wait_s)
     except Busy as busy:
         raise DirectoryLockedError(
             f"hydra.run.dir={directory}: is in use by another process; wait for it or stop it{busy}"

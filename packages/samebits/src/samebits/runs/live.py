@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -57,7 +58,7 @@ def launching(sweep: Path) -> Iterator[None]:
     # with the time, because two containers may have the same host name and process id, and a dead process may have
     # had this id: waiting for their locks could take forever
     path = sweep / f"{LAUNCHING}{platform.node()}.{os.getpid()}-{time.time_ns()}"
-    with Lock(path, wait=True):  # `is_locked` of another process holds it for a moment
+    with Lock(path, wait_s=math.inf):  # `is_locked` of another process holds it for a moment
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from samebits import early_signals
 from samebits.children import die_with, mark_finished, readable_stack, register_heartbeat
 from samebits.errors import DirectoryLockedError, RunFailed
 from samebits.files import no_links, read_text
+from samebits.locks import PATIENCE_S
 from samebits.project import Program
 from samebits.runs import claimed
 from samebits.signals import LIKELY_CAUSES, STOP_SIGNALS, heeded_signals
@@ -26,12 +27,20 @@ OUTPUT, FAULT = (
     "fault.log",
 )  # output of a job that runs in parallel with others; its stack trace if a signal killed it
 
+DYING_S = 30.0  # a killed rank holds the lock of its directory until the kernel has freed its memory
 
-def record_unexplained(job: Job, error: RunFailed, stopped: signal.Signals | None = None) -> None:
-    """Record the end of a job whose process has not recorded it. stopped: the signal that requested the stop, if
-    any."""
-    with suppress(DirectoryLockedError), claimed(job.directory):  # otherwise another process has already resumed it
-        if job.state() not in ("queued", "running"):
+
+def record_unexplained(
+    job: Job, error: RunFailed, stopped: signal.Signals | None = None, wait_s: float = PATIENCE_S
+) -> None:
+    """Record the end of a job whose process has not recorded it. stopped: the signal that requested the stop, if any.
+
+    wait_s: DYING_S if the job's ranks have just been killed."""
+    if not is_unended(job):
+        return
+    # a directory that stays locked was resumed by another process
+    with suppress(DirectoryLockedError), claimed(job.directory, wait_s):
+        if not is_unended(job):
             return
         if stopped is not None:
             write_status(job.directory, "interrupted" if stopped == signal.SIGINT else "preempted", signal=stopped.name)
@@ -39,6 +48,11 @@ def record_unexplained(job: Job, error: RunFailed, stopped: signal.Signals | Non
         fault = job.directory / FAULT
         trace = readable_stack(read_text(fault, errors="replace")).strip() if fault.exists() else ""
         record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
+
+
+def is_unended(job: Job) -> bool:
+    """Return True if no process has recorded the end of the job."""
+    return job.state() in ("queued", "running")
 
 
 def death(exit_code: int) -> RunFailed:

@@ -13,6 +13,7 @@ directory runs the job.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -216,7 +217,7 @@ class Ledger:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             check_run_dir(self.directory, self._by_key)
-            lock = Lock(self.directory / ".lock", wait=True)
+            lock = Lock(self.directory / ".lock", wait_s=math.inf)
         except OSError as error:
             why = error.strerror
             raise ConfigError(f"hydra.sweep.dir={self.directory}: cannot be written: {why}") from None

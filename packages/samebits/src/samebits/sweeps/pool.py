@@ -16,17 +16,16 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
-from samebits.children import Heartbeats, abort_hung
+from samebits.children import Heartbeats, abort_hung, exited
 from samebits.errors import ConfigError, DirectoryLockedError, RankLost
 from samebits.host import start_method
 from samebits.runs import claimed
 from samebits.signals import held_signals
 from samebits.status import record_failure
 from samebits.sweeps.job import ELSEWHERE
-from samebits.sweeps.job_process import FAULT, death, job_main, record_unexplained
+from samebits.sweeps.job_process import DYING_S, FAULT, death, job_main, record_unexplained
 from samebits.sweeps.launching import Launch
 from samebits.sweeps.lease import Lease, Leases
 from samebits.sweeps.ledger import Job, is_due
@@ -73,8 +72,8 @@ class Pool(Launch):
                 if not self._running:
                     time.sleep(TICK_S)
                 self._end_hung()
-                for sentinel in connection.wait(list(self._running), TICK_S):
-                    self._ended(self._running.pop(sentinel))  # type: ignore
+                for process in exited([running.process for running in self._running.values()], TICK_S):
+                    self._ended(self._running.pop(process.sentinel))
         finally:
             self._kill()  # jobs are left here only after an exception
 
@@ -146,7 +145,7 @@ class Pool(Launch):
             return
         asked = self._stopped or (signal.SIGTERM if self._ending else None)
         hung = RankLost(running.hung[0]) if running.hung else None
-        record_unexplained(job, hung or death(code), None if code == 0 or hung else asked)
+        record_unexplained(job, hung or death(code), None if code == 0 or hung else asked, DYING_S)
         fault = job.directory / FAULT
         if fault.exists() and not fault.stat().st_size:
             fault.unlink()

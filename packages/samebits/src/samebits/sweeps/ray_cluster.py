@@ -27,7 +27,7 @@ from samebits.config import quote_value
 from samebits.errors import ConfigError, first_line
 from samebits.host import limited_to
 from samebits.sweeps.job import ELSEWHERE
-from samebits.sweeps.job_process import OUTPUT, death, record_unexplained
+from samebits.sweeps.job_process import DYING_S, OUTPUT, death, record_unexplained
 from samebits.sweeps.launching import Launch
 from samebits.sweeps.ledger import Job
 from samebits.sweeps.options import RayConfig
@@ -118,7 +118,7 @@ class Tasks(Launch):
             self._screen.say(f"job {job.number}: {first_line(error)}")
             code = ELSEWHERE
         if code not in (0, ELSEWHERE):
-            record_unexplained(job, death(code), signal.SIGTERM if self._ending else None)
+            record_unexplained(job, death(code), signal.SIGTERM if self._ending else None, DYING_S)
         self._tell(job, time.monotonic() - began, "lost" if job.state() == "running" else None)
 
     def _cancel(self) -> None:

@@ -9,6 +9,7 @@ lock of the folder: if only the command was killed, the next one waits until its
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -257,7 +258,7 @@ class Arrays:
     @contextmanager
     def _exclusive(self) -> Iterator[Lock]:
         make_folder(self.folder)
-        with Lock(self.folder / ".lock", wait=True) as lock:
+        with Lock(self.folder / ".lock", wait_s=math.inf) as lock:
             yield lock
 
 

@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from samebits.children import (
     abort_hung,
     beat,
     die_with,
+    exited,
     file_offsets,
     mark_finished,
     own_offsets,
@@ -161,14 +161,14 @@ class RankLauncher:
 
     def _wait(self, directory: Path) -> None:
         """Wait until all ranks have ended, or until LAST_S after one has failed."""
-        running = {process.sentinel: process for process in self._processes}
+        running = list(self._processes)
         while running:
-            ended = connection.wait(list(running), POLL_S)
+            ended = exited(running, POLL_S)
             beat(max(self._heartbeats.latest(), LAST_S + 10))  # for the pool of a sweep, which may watch this process
             if hung := self._heartbeats.overdue():
                 self._end_hung(directory, [i for i in hung if self._processes[i].is_alive()])
-            for sentinel in ended:
-                process = running.pop(sentinel)  # type: ignore[call-overload]
+            for process in ended:
+                running.remove(process)
                 process.join()
                 if process.exitcode != 0 or not self._heartbeats.said(self._processes.index(process)):
                     time.sleep(SETTLE_S)
