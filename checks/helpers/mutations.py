@@ -506,7 +506,7 @@ NAMES: list[tuple[Any, ...]] = [
      ("tests/lab/test_optim.py::test_several_optimizers_are_saved_as_one", "tests/lab/test_state.py")),
     ("src/lab/state.py", "zip(state.ema.buffers(), state.model.buffers())",
      "zip(state.ema.parameters(), state.model.parameters())", ("tests/lab/test_state.py", "tests/lab/test_loop.py")),
-    ("src/lab/state.py", "own = [ranks[world.rank]] if", "own = [ranks[0]] if", "tests/lab/test_state.py"),
+    ("src/lab/state.py", "rows = [ranks[world.rank]] if", "rows = [ranks[0]] if", "tests/lab/test_state.py"),
     ("src/lab/state.py", "dict.fromkeys(self.running_sums, self.step - self.logged_step)",
      "dict.fromkeys(self.running_sums, self.step - self.scored_step)", "tests/lab/test_state.py"),
     ("src/lab/state.py", "mine = ranks[world.rank]", "mine = ranks[0]",

@@ -1,4 +1,4 @@
-"""Train on one rank: build or resume, fit, score. samebits.process calls `train` and records how it ended."""
+"""What each rank runs: build or resume, fit, score. samebits.process calls `train` and records how it ended."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def name_float_cast_in_errors(process: RankProcess, data: Data) -> Iterator[None
         cast = next((line for line in lines if KEPT in line), None)
         if cast is None or not re.search("indices|index tensor", str(error)):
             raise
-        raise ConfigError(f"{one_line(error)} - {cast}: ~data.transforms.to_float does not convert an index") from error
+        raise ConfigError(
+            f"{one_line(error)} - {cast}; to turn the conversion off, add ~data.transforms.to_float"
+        ) from error
 
 
 def make_experiment(process: RankProcess) -> Experiment:
@@ -117,8 +119,8 @@ def build(
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, dataset = config.trainer, data.sets["train"]
     done = (payload["step"], payload["samples"]) if payload else (0, 0)
-    epoch_samples = samples_of_epoch(data.train, dataset, trainer, *done)
-    total_steps = steps_of_run(trainer, epoch_samples, *done)
+    samples_per_epoch = samples_of_epoch(data.train, dataset, trainer, *done)
+    total_steps = steps_of_run(trainer, samples_per_epoch, *done)
     model, task = experiment.build_model_and_task(logger, payload is None, process.directory)
     hardware = process.hardware_for(flop_of_sample(model, task))
     # on all ranks, because losses may use collectives
@@ -126,8 +128,8 @@ def build(
     cost = cost_of_sample(config.profiler, hardware, [model, task], losses, dataset, data.train.first, logger)
     if trainer.sync_batchnorm:
         model = with_sync_batchnorm(model, world.device)
-    batch = trainer.global_batch_size
-    epochs = Epochs(epoch_samples / batch, done[0] - done[1] / batch)
+    batch_size = trainer.global_batch_size
+    epochs = Epochs(samples_per_epoch / batch_size, done[0] - done[1] / batch_size)
     state, loss_modules = replace(experiment, hardware=hardware).start_training(model, task, total_steps, epochs)
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
@@ -135,7 +137,7 @@ def build(
     buffer_checks = BufferChecks(LossModule(model, task), task, state.ema)
     if state.ema is not None and (name := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
         logger.warn(
-            f"trainer.ema_decay averages the model only; the task's parameters ({name}) are evaluated without averaging"
+            f"the weight average has only the model; the task's parameters ({name}) are evaluated without averaging"
         )
     rank_timing = None
     if world.size > 1:
@@ -144,15 +146,15 @@ def build(
         )
     bn_batches = make_bn_loader(config, hardware, dataset, world, task, data.train)
     data.opened.extend([bn_batches] if bn_batches else [])
-    pruning = Pruning.of(PROJECT, process.directory)
-    callbacks = [*([] if pruning is None else [pruning]), *make_callbacks(config)]
+    trial_pruning = Pruning.of(PROJECT, process.directory)  # ends bad trials of a search
+    callbacks = [*([] if trial_pruning is None else [trial_pruning]), *make_callbacks(config)]
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
     steps = [parse_interval(interval, epochs.steps) for interval in intervals]
     # runs that began with version 0.2 rounded intervals to whole steps
     every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
     run = RunContext(
         world, trainer, config.monitor, hardware, every, logger, process.checkpoints, callbacks, process.stop,
-        process.watchdog, buffer_checks, samples_per_epoch=epoch_samples, total_steps=total_steps,
+        process.watchdog, buffer_checks, samples_per_epoch=samples_per_epoch, total_steps=total_steps,
         rank_timing=rank_timing, cost_per_sample=cost, peek_batch=data.train.first, bn_batches=bn_batches,
         train=data.train, train_set=dataset, stop_at_step=config.process.stop_at_step,
         iterate_rows=partial(make_eval_loader, config, hardware, dataset, "train", world, data.train, True),
@@ -161,11 +163,11 @@ def build(
     return state, loss_modules, run
 
 
-def steps_of_run(trainer: TrainerConfig, epoch_samples: int, step: int, samples: int) -> int:
+def steps_of_run(trainer: TrainerConfig, samples_per_epoch: int, step: int, samples: int) -> int:
     """Return the optimizer steps of the whole run. Raise ConfigError if more are done.
 
     step, samples: done before a resume, perhaps with another batch size."""
-    total_steps = count_steps(trainer, epoch_samples, step, samples)
+    total_steps = count_steps(trainer, samples_per_epoch, step, samples)
     if step > total_steps:
         raise ConfigError(
             f"trainer.max_steps, trainer.max_epochs: give {total_steps:,} steps, but the run is already at step "
@@ -246,12 +248,12 @@ def fit_and_score(
             return {"step": state.step, "pruned": True}
         if stop.cause:
             return {"step": state.step}
-        balanced = {} if run.rank_timing is None else run.rank_timing.report()
+        rank_figures = {} if run.rank_timing is None else run.rank_timing.report()
         data.train.close()
         final = final_scores(state, data.eval_loaders, run)
         with process.watchdog.user_code("a callback's on_end", state.step):
             end_callbacks(run.callbacks, state, {key: value for key, value in final.items() if "/" in key})
-        return final | balanced
+        return final | rank_figures
     except Stopped:  # during the final scores: the resumed run computes them again
         return {"step": state.step}
 
@@ -271,7 +273,8 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     monitor = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
-    # not `lr`: the schedule sets it before each step; a complete run that is resumed saves again, and keeps its lr
+    # `lr` is excluded: the schedule sets it before each step. A finished run takes no step but saves again, so it keeps
+    # the lr of its checkpoint
     nodes = [node.optimizer for node in config.optimizers.values()]
     options = {key.rpartition(".")[2] for one in nodes for key in leaves(one, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")

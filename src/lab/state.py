@@ -51,7 +51,7 @@ class TrainState:
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    steps_without_update: int = 0  # steps until logged_step, in log intervals whose steps were all skipped
+    steps_without_update: int = 0  # steps up to logged_step that are in log intervals in which no step had an update
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
     pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
@@ -64,8 +64,9 @@ class TrainState:
         """Return the fields for the checkpoint; `running_sums` are in `ranks`.
 
         ranks: (N, K) uint8, the rank_row of each rank; None: save none."""
-        held = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
-        saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in held.items()}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
+        saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in values.items()}
+        # a rate that is a tensor on the device is saved as the number from which the schedule has set it
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
             group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]
         weights = self.model.state_dict(keep_vars=True)
@@ -98,20 +99,20 @@ class TrainState:
         that is not in the checkpoint keeps its newly seeded RNG."""
         given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
         for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED_BY_CALLER):
-            held = getattr(self, name)
-            if not hasattr(held, "load_state_dict"):
+            current = getattr(self, name)
+            if not hasattr(current, "load_state_dict"):
                 if name != "scaler":  # a scaler is dropped if the run is no longer fp16
                     setattr(self, name, payload[name])
             elif payload[name] is not None:
-                held.load_state_dict(payload[name])
+                current.load_state_dict(payload[name])
             if name == "optimizer":
                 for optimizer in self.optimizer.values():
                     match_memory_format(optimizer)
                 for group, values in zip(self.optimizer.param_groups, given):
                     group.update(values)
         ranks = payload["ranks"]
-        own = [ranks[world.rank]] if len(ranks) == world.size else ranks
-        totals = [totals_of(rank, payload) for rank in own]
+        rows = [ranks[world.rank]] if len(ranks) == world.size else ranks
+        totals = [totals_of(row, payload) for row in rows]
         self.running_sums = {
             k: torch.stack([t[k] for t in totals]).sum(0).div(len(totals)).to(world.device) for k in totals[0]
         }

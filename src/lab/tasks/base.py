@@ -1,4 +1,4 @@
-"""The base class of tasks, which are the training methods: losses, metrics, and parameters in addition to the model's.
+"""The base class of tasks. A task is a training method: losses, metrics, and parameters in addition to the model's.
 
 A task with nothing but `losses` is in supervised.py; docs/my_method.md is a tutorial.
 """
@@ -54,10 +54,10 @@ class TaskRun:
 
 
 class Task(nn.Module):
-    """The base class of training methods. A method is a subclass in lab/tasks, selected by a yaml in conf/task.
+    """The base class of tasks. Each task is a subclass in lab/tasks, selected by a yaml in conf/task.
 
-    Only `losses` must be written; with named objectives (`objectives`), the losses of each. The other methods have
-    defaults and are called in this order:
+    A subclass must define `losses`. If `objectives` returns names, it also defines <objective>_losses for each name,
+    and only evaluations use `losses`. The other functions of the class have defaults, and are called in this order:
 
         start of a new run        initialize, setup
         start of a resumed run    setup
@@ -79,18 +79,19 @@ class Task(nn.Module):
     loss_names: tuple[str, ...] = ()
     # True: add batch["sample_id"] and batch["row"], both (B,) int64. In training, sample_id is the position in the
     # order of the run, and row the index in the data set (no "row" if the data set is a stream). In evaluations both
-    # are the row. Both are -1 for padding, which does not count: of an evaluation, or with data.order.drop_last=false.
+    # are the row. Both are -1 in padding rows (in evaluations, or with data.order.drop_last=false), which do not count.
     needs_sample_ids = False
     # True: the loss compares samples of all ranks (a contrastive loss). A step is then one micro-batch, and all ranks
     # evaluate the same number of batches.
     needs_global_batch = False
-    # Set it to True only if train_step calls optimizer_step.outputs and computes from the result a loss that compares
-    # samples: a step may then have several micro-batches in spite of needs_global_batch
+    # True: the exception to needs_global_batch. A step may have several micro-batches, because train_step computes the
+    # loss that compares samples from optimizer_step.outputs
     allows_micro_batches = False
     # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
-    # parallel sequence, and "position" in it, both (B,) int64. Its yaml must set `eval_lanes`: docs/data_orders.md.
+    # sequence (B are read in parallel), and "position" in it, both (B,) int64. Its yaml sets `eval_lanes`, see
+    # docs/data_orders.md.
     stateful = False
-    reads_device = False  # True: the method must read values from the device in a step; TaskTests then allows it
+    reads_device = False  # True: train_step must read values from the device; samebits.testing.TaskTests allows it
     not_restored_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
     no_prediction = ""  # the error of `predict`, if the task computes nothing from a given sample
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile must not compile
@@ -100,7 +101,7 @@ class Task(nn.Module):
     # of the model at the start of the run}. Set it in __init__. After `setup`, self.frozen_networks[name] is the
     # network, on the device, in eval mode and without gradients. It is saved once, in the run's folder `frozen`.
     frozen_networks: Mapping[str, Any] = {}
-    # Number of training batches for recomputing the BatchNorm statistics of the weight average; 0: they stay
+    # Number of training batches for recomputing the BatchNorm statistics of the weight average; 0: it uses the model's
     bn_update_batches = 0
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
@@ -178,7 +179,8 @@ class Task(nn.Module):
     def sync_buffers(self) -> None:
         """Make buffers equal on all ranks if each rank fills them from its own samples, e.g. with gather_rows.
 
-        Called on all ranks before each checkpoint and each evaluation in training, under no_grad. Others are equal."""
+        Called on all ranks before each checkpoint and each evaluation in training, under no_grad. All other buffers,
+        except those named running_*, must be equal on all ranks at any time."""
 
     def averaging_factor(self, step: int) -> float | None:
         """Return the factor of this step's weights in the weight average: mean += factor * (weights - mean). None: do
