@@ -128,7 +128,7 @@ def listened(run_dir: Path, ranks: int, start: Callable[..., Any]) -> dict[str, 
         mock.patch.object(Alone, "note", staticmethod(listener.note), create=True),
         mock.patch.object(StopRequest, "agree", listener.wrapped("stop", StopRequest.agree)),
     ):
-        parts = {"train_step": "step", "log_train": "log", "score": "evaluation", "save": "save"}
+        parts = {"train_step": "step", "log_train": "log", "validate_and_save_best": "evaluation", "save": "save"}
         with mock.patch.multiple(lab.loop, **{n: listener.wrapped(p, getattr(lab.loop, n)) for n, p in parts.items()}):
             began = time.perf_counter()
             start(run_dir, *RUN, f"trainer.global_batch_size={ranks}")

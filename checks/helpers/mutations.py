@@ -491,7 +491,7 @@ NAMES: list[tuple[Any, ...]] = [
     ("src/lab/evaluation.py", "score_split(model, state, split, val, run)\n    except",
      "score_split(state.model, state, split, val, run)\n    except",
      "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes"),
-    ("src/lab/evaluation.py", "if run.world.any(asked):", "if asked:", "tests/lab/test_loop.py"),
+    ("src/lab/evaluation.py", "if run.world.any(callback_stops):", "if asked:", "tests/lab/test_loop.py"),
     ("src/lab/evaluation.py", "with evaluation_mode(model, task):\n        for k",
      "with evaluation_mode(model):\n        for k", "tests/lab/test_loop.py"),
     ("src/lab/evaluation.py", "state.scored_step = state.step", "state.scored_step = state.logged_step",

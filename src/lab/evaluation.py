@@ -91,7 +91,7 @@ def evaluate(
 
 
 def _sums(values: list[Tensor], weights: Tensor | None, precise: torch.dtype) -> list[Tensor]:
-    """Return the weighted sum of each vector (N,), then the sum of the weights; None: all weights are 1, no sum."""
+    """Return the weighted sum of each vector (N,), then the sum of the weights. Without weights: the plain sums."""
     if weights is None:
         return [value.sum(dtype=precise) for value in values]
     return [*((value.to(precise) * weights).sum() for value in values), weights.sum().to(precise)]
@@ -113,7 +113,7 @@ def validate(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
         return False
     state.scored_step = state.step
     run.logger.log(state.step, scores)
-    asked = run.notify("on_eval", state, scores)
+    callback_stops = run.notify("on_eval", state, scores)
     monitor, value = run.monitor, monitored(scores, run)
     sign = 1 if monitor.mode == "min" else -1
     if math.isfinite(value) and (state.best_score is None or sign * value < sign * state.best_score):
@@ -123,7 +123,7 @@ def validate(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
     for objective, lr in state.schedule.on_score(sign * value, state.step).items():
         best, whose = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}", f" of {objective}" * bool(objective)
         run.logger.say(f"step {state.step}: the learning rate{whose} is now {lr:g} ({best})")
-    if run.world.any(asked):  # a callback may return True on one rank only
+    if run.world.any(callback_stops):  # a callback may return True on one rank only
         state.stop_reason = state.stop_reason or "callback"
     elif out_of_patience(state, run):
         state.stop_reason = "patience"
@@ -156,7 +156,7 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
 
 
 @torch.no_grad()
-def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, Any]:
+def generate_samples(state: TrainState, run: RunContext, count: int) -> Mapping[str, Any]:
     """Return {name: value} from Task.sample with the weight average. All ranks call this. Each call uses the same
     random numbers, and the RNG states of training do not change."""
     model, task, device = prepare_evaluation_model(state, run), state.task, run.world.device
@@ -170,7 +170,7 @@ def samples_of(state: TrainState, run: RunContext, count: int) -> Mapping[str, A
 
 def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]:
     """Yield the batches of an evaluation. Raise Stopped on all ranks, after the same batch, if a stop is requested."""
-    run.stop.receive_broadcast()
+    run.stop.receive_broadcast()  # finish what earlier steps have announced
     run.watchdog.beat("evaluating", step)
     run.evaluations_in_progress.append(step)
     try:

@@ -1,12 +1,12 @@
-"""The training loop. Edit this file to change the order of training; a new method is a file in lab/tasks.
+"""The training loop. Edit this file to change the order of training; a new training method is a file in lab/tasks.
 
     until the last step:
-        the task's train_step calls optimizer_step: forward -> losses -> backward (the ranks average their gradients
-                           in the last micro-batch) -> unscale, clip, update         lab/optimizer_step.py
+        the task's train_step calls optimizer_step: forward -> losses -> backward (by default, the ranks average
+                           gradients in the last micro-batch) -> unscale, clip, update   lab/optimizer_step.py
         every log_every, eval_every, save_every steps: log, evaluate, save           lab/logging.py, evaluation.py
         after a signal on any rank, or max_time: all ranks save a checkpoint after the same step and stop
 
-train_step does not wait for the device (exceptions: lab/optimizer_step.py). Values are copied to log, evaluate or save.
+A step does not wait for the device (exceptions: lab/optimizer_step.py). Only logs, evaluations and saves copy values.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def train_step(
         step_rng.use_per_rank()
         optimizer_step = OptimizerStep(loss_modules, state, trainer, hardware, world, step_rng, after_all_reduce)
         values = task.train_step(state.step, micro_batches, optimizer_step)
-        if not (optimizer_step.norms and values):
+        if not (optimizer_step.norms and values):  # norms has an entry for each update
             raise ConfigError(f"task: {type(task).__name__}.train_step must call optimizer_step and return its values")
         if next(micro_batches, None) is not None:
             raise ConfigError(f"task: {type(task).__name__}.train_step must use all micro-batches of the step")
@@ -70,9 +70,10 @@ def train_step(
 def may_draw_outside_losses(state: TrainState) -> bool:
     """Return whether code outside the losses may draw random numbers in a step: the schedule, the optimizers, or the
     task's train_step, on_step_end or project. Torch's optimizers draw none, nor do classes with `uses_rng = False`."""
-    task = state.task
-    acts = overrides(task, "on_step_end") or overrides(task, "project") or overrides(task, "train_step")
-    return not uses_no_rng(state.schedule, state.optimizer.values(), [*state.schedule.own.values(), *[task] * acts])
+    task, others = state.task, list(state.schedule.own.values())
+    if overrides(task, "on_step_end") or overrides(task, "project") or overrides(task, "train_step"):
+        others.append(task)
+    return not uses_no_rng(state.schedule, state.optimizer.values(), others)
 
 
 @no_garbage_collection()
@@ -92,9 +93,9 @@ def fit(
     before_step, on_step = (overridden_methods(run.callbacks, event) for event in ("before_step", "on_step"))
     step = train_step if run.rank_timing is None else run.rank_timing.timed(train_step)  # finds slow ranks
     if run.hardware.cuda_graph:
-        step = as_graph(step, state, run, may_draw_outside_losses(state), called=bool(before_step or on_step))
+        step = as_graph(step, state, run, may_draw_outside_losses(state), bool(before_step or on_step))
     for net in loss_modules.values():
-        training_mode(net) if state.rules >= 2 else net.train()  # rules: see lab/options.py
+        training_mode(net) if state.rules >= 2 else net.train()  # older runs: lab.options.RULES
     run.watchdog.beat("training", state.step, slow=True)  # the first step may compile
     while not (is_finished(state, run) or run.stop.cause):
         for call in before_step:
@@ -134,16 +135,16 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
     with clock.paused():
         if "score" in state.pending and not run.stop.cause:
             assert validate is not None  # otherwise "score" is never pending
-            score(state, validate, run)  # removes "score", unless a stop has interrupted it
+            validate_and_save_best(state, validate, run)  # removes "score", unless a stop has interrupted it
         if "save" in state.pending and state.step == run.stop_at_step and not is_finished(state, run):
-            run.stop.request_at_step()
+            run.stop.request_at_step()  # process.stop_at_step; the save below is the last action
         if "save" in state.pending or run.stop.cause:
-            # after a stop the resumed run scores, then saves again
+            # the checkpoint contains the list: if a stop has prevented the evaluation, the resumed run begins with it
             state.pending = ["score", "save"] if "score" in state.pending else []
             save(state, run, best=False)
 
 
-def score(state: TrainState, validate: Validate, run: RunContext) -> None:
+def validate_and_save_best(state: TrainState, validate: Validate, run: RunContext) -> None:
     """Evaluate, and save the state if it is among the best."""
     check_finite(state, run)
     sync_and_check_replicas(state, run)
@@ -155,15 +156,15 @@ def save(state: TrainState, run: RunContext, best: bool) -> None:
     """Save a checkpoint; all ranks call this. Rank 0 writes it; with FSDP each rank writes its own shards.
 
     With process.save_async it is written in the background, from a copy of the state in host memory.
-    best: save it among the best checkpoints; otherwise it replaces the last one."""
+    best: save it among the best checkpoints; otherwise among the last ones, of which two are kept."""
     run.watchdog.beat("saving", state.step, slow=True)
     check_finite(state, run)
     sync_and_check_replicas(state, run)  # before the broadcast, which hides differences
-    held = nn.ModuleDict({"model": state.model, "task": state.task})
-    run.world.broadcast_buffers(held)  # BatchNorm's statistics differ by rank
-    prepare_evaluation_model(state, run)  # called to copy the model's buffers into the weight average
+    modules = nn.ModuleDict({"model": state.model, "task": state.task})
+    run.world.broadcast_buffers(modules)  # BatchNorm's statistics differ by rank
+    prepare_evaluation_model(state, run)  # copies the model's buffers into state.ema, which is saved
     state.logged_lines = run.logger.lines
-    run.buffer_checks.check_finite(held, state.step)
+    run.buffer_checks.check_finite(modules, state.step)
     if warning := run.buffer_checks.unsaved():
         run.logger.warn(warning)
     payload = state.payload(run.world.gather_bytes(state.rank_row(run.world.device)))

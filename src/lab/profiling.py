@@ -17,7 +17,7 @@ PARTS: dict[tuple[Any, str], str] = {
     (optimizer_step, "clip"): "clip",
     (optimizer_step, "update"): "optimizer",
     (loop, "log_train"): "log",
-    (loop, "score"): "evaluation",
+    (loop, "validate_and_save_best"): "evaluation",
     (loop, "save"): "save",
 }
 OUTSIDE_STEP = {  # advice for parts outside of the steps

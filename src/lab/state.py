@@ -66,9 +66,8 @@ class TrainState:
         ranks: (N, K) uint8, the rank_row of each rank; None: save none."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in values.items()}
-        # a rate that is a tensor on the device is saved as the number from which the schedule has set it
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
-            group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]
+            group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]  # no tensor of the device
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
         types = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.running_sums.items())}
@@ -171,9 +170,7 @@ class RunContext:
     # each on one rank; batches have the field "row"
     iterate_rows: Callable[..., Loader] = Loader
     evaluations_in_progress: list[int] = field(default_factory=list)  # steps of the evaluations in progress
-    last_bn_update: list[int] = field(
-        default_factory=list
-    )  # [step] of lab.average.prepare_evaluation_model's last update
+    last_bn_update: list[int] = field(default_factory=list)  # [step] of lab.average's last update of BatchNorm
     printed_once: set[str] = field(default_factory=set)  # keys of warnings that are printed once
 
     @property

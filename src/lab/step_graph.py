@@ -17,9 +17,9 @@ from samebits.steps import declares_no_rng
 TrainStep = Callable[..., dict[str, Tensor]]  # lab.loop.train_step
 
 
-def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: bool, called: bool) -> TrainStep:
+def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: bool, has_callbacks: bool) -> TrainStep:
     """Return train_step as one CUDA graph. Raise ConfigError if the task, the optimizer or the schedule needs the host
-    in a step. draws: as lab.loop.may_draw_outside_losses returns. called: whether callbacks run between steps."""
+    in a step. draws: as lab.loop.may_draw_outside_losses returns. has_callbacks: callbacks run between steps."""
     hooks = [name for name in ("train_step", "averaging_factor") if overrides(state.task, name)]
     if draws and not declares_no_rng(state.task):
         why = "whose class lacks `uses_rng = False`,"
@@ -38,7 +38,7 @@ def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: b
     def step(loss_modules: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
         state.schedule.set_rates(state.step)
         given = list(islice(batches, len(run.hardware.micro_batch_sizes)))
-        since = state.logged_step, state.scored_step, called and state.step
+        since = state.logged_step, state.scored_step, has_callbacks and state.step
         return captured(lambda own: train_step(loss_modules, state, iter(own), *more), given, since)
 
     return step

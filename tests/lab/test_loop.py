@@ -427,7 +427,7 @@ def test_steps_that_are_not_finite(held: dict[str, float], skip: bool, scale: fl
 
 
 def score(state: TrainState, run: RunContext) -> None:
-    loop.score(state, validating(run), run)
+    loop.validate_and_save_best(state, validating(run), run)
 
 
 def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any) -> tuple[Any, TrainState, list[Any]]:
@@ -550,7 +550,10 @@ def test_what_is_not_finite_is_neither_scored_nor_saved() -> None:
     around = Surroundings()
     sums = totals(loss=NAN, grad_norm=NAN)
     state, run = state_of(step=3, running_sums=sums, counts=dict.fromkeys(sums, 3)), run_of(around)
-    for work in (lambda: loop.save(state, run, best=False), lambda: loop.score(state, lambda state: False, run)):
+    for work in (
+        lambda: loop.save(state, run, best=False),
+        lambda: loop.validate_and_save_best(state, lambda state: False, run),
+    ):
         with pytest.raises(RunFailed, match="not finite within the steps"):
             work()
     assert around.named("last", "best") == []
@@ -607,7 +610,7 @@ def test_what_a_task_samples_takes_nothing_from_training() -> None:
     torch.manual_seed(3)
     wanted = torch.rand(4)
     torch.manual_seed(3)
-    first, second = (evaluation.samples_of(state, run, 2)["drawn"] for _ in range(2))
+    first, second = (evaluation.generate_samples(state, run, 2)["drawn"] for _ in range(2))
     assert torch.equal(torch.rand(4), wanted)
     assert torch.equal(first, second)
 

@@ -331,7 +331,7 @@ def test_one_process_that_hangs_is_ended(tmp_path: Path) -> None:
         "import sys, time, lab.loop, samebits.loggers.logger, train\n"
         "def hang(*rest):\n    time.sleep(1000)\n"
         "def finish(self, ended, *rest):\n    print('W&B finishes with', ended, flush=True)\n"
-        "lab.loop.score, samebits.loggers.logger.WandbProcess.finish = hang, finish\n"
+        "lab.loop.validate_and_save_best, samebits.loggers.logger.WandbProcess.finish = hang, finish\n"
         "sys.exit(train.main())"
     )
     overrides = [o for o in COMMON if not o.startswith(("logger", "process.timeout"))]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lab.callbacks.base import Callback
-from lab.evaluation import samples_of
+from lab.evaluation import generate_samples
 from lab.tasks.base import overrides
 from samebits.errors import ConfigError
 from samebits.extras import check_installed
@@ -50,7 +50,7 @@ class Pictures(Callback):
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
         """Log the images."""
         if overrides(self.task, "sample"):
-            self.kept = {f"val/{name}": value for name, value in samples_of(state, self.run, self.count).items()}
+            self.kept = {f"val/{name}": value for name, value in generate_samples(state, self.run, self.count).items()}
         for name, value in (self.kept or {}).items():
             self.run.logger.show(state.step, name, value)
         self.kept = None

@@ -88,8 +88,7 @@ class Task(nn.Module):
     # loss that compares samples from optimizer_step.outputs
     allows_micro_batches = False
     # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
-    # sequence (B are read in parallel), and "position" in it, both (B,) int64. Its yaml sets `eval_lanes`, see
-    # docs/data_orders.md.
+    # sequence (B run in parallel), and "position" in it, both (B,) int64. Its yaml sets eval_lanes: docs/data_orders.md
     stateful = False
     reads_device = False  # True: train_step must read values from the device; samebits.testing.TaskTests allows it
     not_restored_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
@@ -177,10 +176,9 @@ class Task(nn.Module):
         is one, so that the change is in all weights that are evaluated and saved. uses_rng: see `on_step_end`."""
 
     def sync_buffers(self) -> None:
-        """Make buffers equal on all ranks if each rank fills them from its own samples, e.g. with gather_rows.
+        """Make buffers equal on all ranks, e.g. with gather_rows. Only buffers named running_* may differ.
 
-        Called on all ranks before each checkpoint and each evaluation in training, under no_grad. All other buffers,
-        except those named running_*, must be equal on all ranks at any time."""
+        Called on all ranks before each checkpoint and each evaluation in training, under no_grad."""
 
     def averaging_factor(self, step: int) -> float | None:
         """Return the factor of this step's weights in the weight average: mean += factor * (weights - mean). None: do
