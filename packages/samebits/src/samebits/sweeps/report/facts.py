@@ -298,7 +298,7 @@ def _comparison(study: Study, key: str, compared: Sequence[Comparison]) -> Secti
 
 def _differences(study: Study) -> Section:
     shown = study.jobs[:MAX_COLUMNS]
-    rows = [[Cell(key, is_code=True), *(Cell(show(job.config.get(key))) for job in shown)] for key in study.swept]
+    rows = [[Cell(key, is_code=True), *(Cell(show(study.value(job, key))) for job in shown)] for key in study.swept]
     more = len(study.jobs) - len(shown)
     left = (f"{more} more runs are in report.csv.",) if more else ()
     return Section("Differences of the configs", left, Sheet(["", *(job.key for job in shown)], rows))
