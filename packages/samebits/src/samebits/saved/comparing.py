@@ -61,7 +61,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def one_spelling(value: Any) -> Any:
-    """Return one spelling for equal numbers, which then look equal: 1 for 1.0, also in lists. 1e30 has no shorter one."""
+    """Return one spelling for equal numbers, also in lists: 1 for 1.0. 1e30 stays, without 30 digits."""
     if isinstance(value, list):
         return [one_spelling(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value

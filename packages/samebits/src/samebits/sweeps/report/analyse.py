@@ -181,7 +181,7 @@ def difference(study: Study) -> str | None:
             if job.config:
                 jobs.setdefault(show(study.value(job, key)), []).append(job.number)
         counted = [
-            f"{text} in {len(n)} jobs ({', '.join(map(str, n[:5]))}{', ...' * (len(n) > 5)})"
+            f"{text} in {amount(len(n), 'job')} ({', '.join(map(str, n[:5]))}{', ...' * (len(n) > 5)})"
             for text, n in jobs.items()
         ]
         parts.append(f"{key} is {', '.join(counted)}")
