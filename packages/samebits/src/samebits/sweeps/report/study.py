@@ -27,9 +27,8 @@ def read_study(
     compare. Raise ConfigError if no run is found."""
     for path in paths:
         if not path.is_dir():
-            raise ConfigError(
-                f"{path}: no such directory; give a sweep, run directories, or a folder that contains some"
-            )
+            what = "is a file" if path.exists() else "no such directory"
+            raise ConfigError(f"{path}: {what}; give a sweep, run directories, or a folder that contains some")
     if all((path / SWEEP).exists() for path in paths):
         return _sweeps(project, [path.absolute() for path in paths], out, objective)
     folders = list(dict.fromkeys(folder for path in paths for folder in runs_below(path.absolute())))
