@@ -281,8 +281,8 @@ def copy(host: Host, there: dict[str, str]) -> None:
             changed = [name for name in changed if not name.endswith("/")]
             if changed:
                 raise Failed(
-                    f"{host.name}:{host.folder}: {there['running']} is running, and {len(changed)} files have changed "
-                    f"here ({few(changed)}): wait for its end, stop it ({host.said('stop')}), or use another --folder"
+                    f"{host.name}:{host.folder}: {there['running']} is running, and {len(changed)} of the files "
+                    f"here changed ({few(changed)}): wait, stop it ({host.said('stop')}), or use another --folder"
                 )
         host.ask("clear_old")
         count = len([name for name in host.rsync(*tree, files=named).splitlines() if not name.endswith("/")])

@@ -49,6 +49,23 @@ def test_what_the_first_error_prints_trains(tmp_path: Path, kind: str) -> None:
     assert "finished 3 steps" in done.stdout + done.stderr
 
 
+UNRELATED = ("data.path=", "data.fields.", "data.split_ratio=")
+
+
+def test_missing_values_are_marked_in_a_table_and_replaced_in_images(tmp_path: Path) -> None:
+    """In a table, 0 would look like a value of the column."""
+    path, values = tmp_path / "a.h5", np.random.default_rng(0).normal(size=(40, 3, 4))
+    values[0, 0, 0] = np.nan
+    marked = [
+        "data/transforms=[to_float,normalize,missing]",
+        *(f"data.transforms.normalize.{one}=auto" for one in ("mean", "std")),
+    ]
+    for x, said in ((values[:, 0], marked), (values, ["data.missing={x: 0}"])):
+        with h5py.File(path, "w") as file:
+            file["x"], file["label"] = x, np.arange(40) % 2
+        assert [word for word in trains_on(path)[2:] if not word.startswith(UNRELATED)] == said
+
+
 def inspected(path: Path) -> str:
     command = [sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", path.name]
     return warm.run(command, cwd=path.parent, capture_output=True, text=True, timeout=limit(60)).stdout

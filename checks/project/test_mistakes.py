@@ -76,6 +76,10 @@ KEYS = [
     row("optim.lrr=1", "optim.lrr: no such key - did you mean optim.lr? (optim has: decay_norms_and_biases, lr_factors, objectives, schedule, lr, betas, weight_decay)"),
     row("model.hiden.x=3", "model.hiden: no such key - did you mean model.hidden? (model has: input_shape, num_outputs, hidden, dropout)"),
     row("optim.lr.x=3", "optim.lr.x: optim.lr is a value, not a group"),
+    row("data=/tmp/mine/a.h5", "data=/tmp/mine/a.h5: is a path, not an option - give data.path=/tmp/mine/a.h5 (data has: [...])"),
+    row("data=mine/a.h5", "data=mine/a.h5: is a path, not an option - give data.path=mine/a.h5 (data has: [...])"),
+    row("model=./a.pt", "model=./a.pt: is a path, not an option (model has: [...])"),
+    row("optim=AdamW", "optim=AdamW: no such option - did you mean optim=adamw? (optim has: [...])"),
     row("hydra.run.dri=x", "hydra.run.dri: no such key - did you mean hydra.run.dir? (hydra.run has: dir)"),
     row("modle=mlp", f"modle: no such key - did you mean model? {GROUPS}"),
     row("lr=3", f"lr: no such key - did you mean optim.lr? {GROUPS}"),
@@ -408,6 +412,15 @@ class Order:
 class Nothing:
     def __init__(self, *parts, **arguments): ...
 
+class Items:  # without a spec
+    def __init__(self, split, **arguments): ...
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, row):
+        return {"x": torch.ones(1, 8, 8), "y": row % 10}
+
 class Misspelt(Callback):
     def on_stepp(self, state): ...
 
@@ -494,6 +507,8 @@ RUNS = [
     row("+task.metrics.mine._target_=lab.models.zoo.losses '+task.metrics.mine.are=a mean'", f"task.metrics.mine: {A_SAMPLE} shape (): [...]"),
     row(f"{CRITERION}.Trained", "task.criterion: Trained has a trainable tensor part.weight[...] that is not a registered parameter[...]"),
     # what the data says
+    row("data=synthetic data._target_=lab.models.zoo.Items data.input_shape=[3,8,8]", "MLP was built for samples of shape (3, 8, 8) but got (1, 8, 8): set data.input_shape=[1,8,8], the shape of x after data.transforms"),
+    row("data=synthetic data._target_=lab.models.zoo.Items data.input_shape=[1,8,8] model.input_shape=[3,8,8]", "MLP was built for samples of shape (3, 8, 8) but got (1, 8, 8): set model.input_shape=[1,8,8]"),
     row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
     row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1297 samples of the training split"),
     row("data.splits.val.group=valid", "data.splits.val.group: [...]digits.h5 has no group 'valid' [...]; did you mean 'val'? [...]"),

@@ -306,7 +306,7 @@ def test_batch_jobs_are_those_of_this_folder_whatever_its_path_is(there: There) 
     (sweep / token).touch()
     (there.folder / "queue").write_text(f"11|{sweep}/{token}\n12|{sweep}/{token}\n13|{other}/{token}\n14|/x/y.sh\n")
     (there.here / "it's a $file.txt").write_text("2")
-    assert "a job in SLURM's queue is running, and 1 files have changed" in there.run("box", "work", code=2)
+    assert "a job in SLURM's queue is running, and 1 of the files here changed (" in there.run("box", "work", code=2)
     assert "cancelled in SLURM's queue: 11 12\n" in there.run("box", "stop")
     assert (there.folder / "cancelled").read_text() == "11 12\n"
     (there.folder / "down").touch()

@@ -149,7 +149,7 @@ def test_a_sweep_that_is_submitted_and_left(slurm: Cluster, tmp_path: Path) -> N
         said = submitted("seed=0,1")
         assert "2 batch jobs submitted as job array" in said, said
         assert "in SLURM's queue: 2 pending" in said
-        assert "2 jobs have not ended; to look again, repeat the command with sweep=left" in said
+        assert "2 jobs not ended; to look again, repeat the command with sweep=left" in said
         assert not (folder / "report.md").exists()
         again = submitted("seed=0,1,2")
         assert "1 batch jobs submitted as job array" in again, again

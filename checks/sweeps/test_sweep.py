@@ -26,7 +26,7 @@ def test_start_again_extend_reorder(tmp_path: Path) -> None:
     before, configs = ended_at(tmp_path / "lr"), [(p / "config.yaml").read_bytes() for p in job_dirs(tmp_path / "lr")]
     again = call(*SWEEP, where, "seed=1,0,1", "optim.lr=.01,0.001")
     assert "4 jobs, 0 to run, 4 finished before" in again.stderr
-    assert "2 of 6 combinations are the same as another, and run once" in again.stderr
+    assert "6 combinations, 4 of them different: equal ones run once" in again.stderr
     assert ended_at(tmp_path / "lr") == before
     more = call(*SWEEP, "optim.lr=1e-3,1e-2", "seed=range(3)", "hydra/launcher=pool", "logger=none", where)
     assert "6 jobs, 2 to run, 4 finished before" in more.stderr
@@ -40,7 +40,7 @@ def test_start_again_extend_reorder(tmp_path: Path) -> None:
     assert "seed=2" in written["jobs"][-1]["overrides"]
     assert status(tmp_path / "lr" / written["jobs"][5]["key"])["sweep"] == {"sweep": "lr", "job": 5}
     other = call(*SWEEP, "optim.lr=1e-3", "seed=0", where, "trainer.max_steps=3")
-    assert "1 jobs, 1 to run, 6 more from other commands" in other.stderr
+    assert "1 job, 1 to run, 6 more from other commands" in other.stderr
     assert book(tmp_path / "lr")["swept"] == ["optim.lr", "seed", "trainer.max_steps"]
     assert len(job_dirs(tmp_path / "lr")) == 7
     call(*SWEEP, "optim.lr=1e-2", "seed=2", f"hydra.sweep.dir={tmp_path}/alone")

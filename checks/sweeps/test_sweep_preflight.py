@@ -40,7 +40,7 @@ def test_several_ranks_show_one_ranks_share(tmp_path: Path) -> None:
     more = ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=16", "seed=0,1")
     done = call(*SWEEP, *TRIED, *more, f"hydra.sweep.dir={tmp_path}/s")
     assert {row[5] for row in rows(done.stderr)} == {"x (16, 1, 8, 8), y (16,)"}
-    assert "2 jobs of 1 shapes" in done.stderr
+    assert "2 jobs of 1 shape" in done.stderr
 
 
 @pytest.mark.slow

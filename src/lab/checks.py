@@ -135,13 +135,15 @@ def _note_inputs(model: nn.Module, task: Any, batch: dict[str, Any], error: Exce
     vars(error).setdefault("given", "; ".join(given))
 
 
-def _other_shape(task: Any, batch: Any) -> list[int]:
+def _other_shape(task: Any, batch: Any, is_fixed: bool = False) -> list[int]:
     """Return the shape of the samples x if data.input_shape is another one; [] if not, or if nothing is trained.
 
-    In a data set whose samples differ in length (-1 in its spec), data.input_shape is a maximum."""
+    In a data set whose samples differ in length (-1 in its spec), data.input_shape is a maximum. is_fixed: True if the
+    model has samples of one shape, and so a data set without a spec, too."""
     run, x = getattr(task, "run", None), batch.get("x")
-    spec = getattr(getattr(getattr(run, "context", None), "train_set", None), "spec", None)
-    if not spec or any(-1 in shape for shape, _ in spec.values()) or not isinstance(x, Tensor):
+    train_set = getattr(getattr(run, "context", None), "train_set", None)
+    spec = getattr(train_set, "spec", None) or ({} if is_fixed and train_set is not None else None)
+    if spec is None or any(-1 in shape for shape, _ in spec.values()) or not isinstance(x, Tensor):
         return []
     return list(x.shape[1:]) if x.shape[1:] != tuple(task.run.input_shape) else []
 
@@ -152,7 +154,7 @@ def _which_shape(model: nn.Module, task: Any, batch: Any, error: ConfigError) ->
     module, shape = vars(error).get("module"), vars(error).get("shape")
     if module is None or getattr(getattr(task, "run", None), "context", None) is None:
         return None
-    if right := _other_shape(task, batch):
+    if right := _other_shape(task, batch, is_fixed=True):
         return f"{error}: set data.input_shape={_typed(right)}, the shape of x after data.transforms"
     if module is model:
         return f"{error}: set model.input_shape={_typed(shape)}"

@@ -19,7 +19,7 @@ from samebits.code import code_here, surroundings, version_of
 from samebits.config import compose_here
 from samebits.device import count_processes, resolve_auto
 from samebits.errors import ConfigError, first_line
-from samebits.files import in_words
+from samebits.files import amount, in_words
 from samebits.host import (
     available_memory,
     cgroup_cores,
@@ -155,7 +155,7 @@ def choices_text(chosen: dict[str, Any]) -> str:
         if strategy != chosen["strategy"]:
             others.setdefault(number, []).append(f"trainer={strategy}")
     by = "; ".join(f"{' or '.join(names)}: {number}" for number, names in others.items())
-    batch = f"{chosen['global_batch_size']} samples a step = {count} x {sum(share)}"
+    batch = f"{amount(chosen['global_batch_size'], 'sample')} a step = {count} x {sum(share)}"
     if chosen["micro_batch_is_measured"]:
         batch += ", in micro-batches of a size that is measured when the run starts"
     elif len(share) > 1:

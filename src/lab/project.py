@@ -24,6 +24,11 @@ PARQUET, HUGGING_FACE = "lab.datasets.parquet.Parquet", "lab.datasets.huggingfac
 PLACES = {H5: "group", PARQUET: "files", HUGGING_FACE: "of"}  # data sets of rows: what names a part in data.splits
 PACKED = (".npy", ".npz", ".pth", ".csv", ".tsv", ".txt", ".tar", ".tfrecord", ".lmdb", ".zarr", ".n5")  # by ./run h5
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
+FILLED = (
+    "data/transforms=[to_float,normalize,missing]",
+    "data.transforms.normalize.mean=auto",
+    "data.transforms.normalize.std=auto",
+)
 
 
 def h5_shape(field: str, _parent_: Any) -> list[int]:
@@ -195,8 +200,12 @@ def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
             else quote_value(value)
         )
 
-    keys = [f"data.{key}={written(value)}" for key, value in settings.items()]
-    words = [f"data.path={written(path)}", *keys, *[f"task={task}"] * (task != "classification")]
+    missing = dict(settings.get("missing", {}))
+    if marks := missing.get("x") == "nan":  # a table: docs/transforms.md#missing-values-in-tables
+        del missing["x"]
+        settings = {key: value for key, value in settings.items() if key != "missing"} | {"missing": missing}
+    keys = [f"data.{key}={written(value)}" for key, value in settings.items() if value != {}]
+    words = [f"data.path={written(path)}", *keys, *FILLED * marks, *[f"task={task}"] * (task != "classification")]
     return shlex.join(["./run", "train", *words])
 
 

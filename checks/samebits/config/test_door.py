@@ -25,7 +25,7 @@ from samebits.errors import ConfigError
 from samebits.files import LARGEST, LONGEST_LINE, read_file, read_json, records
 from samebits.saved import check_run_dir, load_plain, read_config, saved_config
 from samebits.sweeps import Ledger
-from samebits.sweeps.report import runs_below
+from samebits.sweeps.report import read_study, runs_below
 from samebits.testing import start_run
 
 OUTSIDE = Path(__file__)
@@ -267,6 +267,18 @@ def test_sizes(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_bytes(b"[" * 1_000_000)
     with pytest.raises(ConfigError, match="damaged"):
         read_json(tmp_path / "deep.json")
+
+
+def test_a_folder_without_a_run_is_named_beside_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be a slip of the pen, or one of a pattern such as outputs/*."""
+    for name in ("run", "none"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    assert len(read_study(PROGRAM, [tmp_path / "run", tmp_path / "none"]).jobs) == 1
+    assert f"{tmp_path / 'none'}: contains no run directory, so it is not in the report" in caplog.text
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file: is a file; give a sweep"):
+        read_study(PROGRAM, [tmp_path / "run", tmp_path / "file"])
 
 
 @pytest.mark.slow

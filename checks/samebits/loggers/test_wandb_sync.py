@@ -5,6 +5,7 @@ Sweeps as groups; runs that W&B's agent starts."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -25,7 +27,7 @@ from lab.program import PROGRAM
 from samebits.config.wandb_agent import from_agent
 from samebits.loggers.wandb_log import run_name
 from samebits.loggers.wandb_upload import Feed
-from samebits.runs import claimed, current_status, is_running, launching
+from samebits.runs import claimed, current_status, is_claimed, is_running, launching
 from samebits.testing import kill_at, metrics, result, status
 from samebits.testing.processes import at_once, called, free_port, limit, processes_with, sample_of, wait_for, warm
 
@@ -292,6 +294,24 @@ def test_a_run_of_another_host_runs_as_long_as_it_writes(tmp_path: Path) -> None
     assert is_running(tmp_path)
     (tmp_path / "environment.json").write_text(json.dumps({"host": os.uname().nodename}))
     assert not is_running(tmp_path)
+
+
+def test_the_marker_of_a_dead_run_of_another_host_does_not_count(tmp_path: Path) -> None:
+    """Without flock, nobody here can check if the process that the marker names is alive."""
+    (tmp_path / "status.json").write_text('{"status": "running"}')
+    (tmp_path / "environment.json").write_text('{"host": "elsewhere"}')
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".lock.held").write_text("1\nelsewhere\n")
+    with mock.patch("fcntl.flock", side_effect=OSError(errno.ENOSYS, "no flock")):
+        assert (is_running(tmp_path), current_status(tmp_path)) == (True, "running")
+        os.utime(tmp_path / "status.json", (0, 0))
+        assert is_running(tmp_path), "it has just claimed the run, and written nothing yet"
+        os.utime(tmp_path / ".lock.held", (0, 0))
+        assert is_claimed(tmp_path), "only the user can remove it"
+        assert (is_running(tmp_path), current_status(tmp_path)) == (False, "killed")
+        (tmp_path / ".lock.held").write_text(f"{os.getpid()}\n{os.uname().nodename}\n")
+        os.utime(tmp_path / ".lock.held", (0, 0))
+        assert is_running(tmp_path), "a process of this host"
 
 
 @pytest.mark.slow

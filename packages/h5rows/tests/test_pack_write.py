@@ -156,6 +156,8 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="broken"):
         pack(Numbers(10, [3]), out, options(overwrite=True), {})
     assert out.read_text() == "precious"
+    with pytest.raises(ConfigError, match="is a folder; name the file in it"):
+        pack(Numbers(10), tmp_path, options(overwrite=True), {})
     pack(Numbers(10), out, options(overwrite=True), {})
     with h5py.File(out) as file:
         assert len(file["x"]) == 10

@@ -34,7 +34,7 @@ from lab.datasets.columns import (
 from samebits.data import ChunkWindows, shuffled
 from samebits.errors import ConfigError, RunFailed
 from samebits.extras import need, pip_install
-from samebits.files import in_words
+from samebits.files import amount, in_words
 from samebits.schema import Count, NotNegativeInt
 
 WINDOW, LEAST_GROUPS = 256 << 20, 4  # decoded bytes, and row groups, that are at least shuffled together
@@ -121,8 +121,8 @@ class Parquet:
         """Return a line for the log: number of files and row groups, how they are read."""
         files, group = self.files, int(self.files.sizes.max()) * self.row_bytes
         cache = f"up to {in_words(self.cache_bytes)} of decoded row groups are kept"
-        sizes = f"{len(files.sizes):,} row groups of up to {in_words(group)}"
-        return [f"{files.where}: {len(files.names)} Parquet files, {files.rows:,} rows in {sizes}; {cache}"]
+        sizes = f"{amount(files.rows, 'row')} in {amount(len(files.sizes), 'row group')} of up to {in_words(group)}"
+        return [f"{files.where}: {amount(len(files.names), 'Parquet file')}, {sizes}; {cache}"]
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Write sample rows[i] into out[field][i] and return out. rows: (B,) int64. Thread-safe."""

@@ -165,7 +165,7 @@ def in_words(size: float) -> str:
 
 def amount(number: int, what: str) -> str:
     """Return a number of things as text: 1 run, 2 runs."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:

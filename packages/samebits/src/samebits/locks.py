@@ -149,6 +149,15 @@ def marker_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.held")  # not `path`, which may have content
 
 
+def is_of_another_host(marker: Path) -> bool:
+    """Return True if a process of another host made the marker, so that nobody here can check if it is alive."""
+    try:
+        _, host, *_ = (*read_text(marker, errors="replace").splitlines(), "", "")
+    except FileNotFoundError:
+        return False
+    return host not in ("", platform.node())
+
+
 def _mark(marker: Path, wait_s: float) -> SoftFileLock:
     """Create the marker file that replaces flock. Raise Busy if it still exists after wait_s seconds."""
     from filelock import SoftFileLock, Timeout

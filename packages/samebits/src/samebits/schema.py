@@ -227,7 +227,7 @@ def show(value: Any) -> str:
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the name most similar to `name`, first of those that are one typo away; None if none is similar enough."""
     names = [str(n) for n in names]
-    close = [n for n in names if one_typo(name, n)]
+    close = [n for n in names if one_typo(name, n) or name.lower() == n.lower()]
     matches = get_close_matches(name, close or names, n=1, cutoff=0 if close else cutoff)
     return matches[0] if matches else None
 

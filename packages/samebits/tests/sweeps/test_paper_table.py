@@ -205,7 +205,7 @@ def test_a_row_without_a_score_is_shown_and_said_in_one_line() -> None:
     given = small({"a": [0.8, 0.9, 0.7], "b": [0.5, 0.6, 0.7]})
     failed = [replace(one, status="failed", result={}) if "model=b" in one.overrides else one for one in given.jobs]
     made = table(replace(given, jobs=tuple(failed)), ASK)
-    said = "b: 3 of 3 jobs have no val/accuracy (3 failed); there is nothing to show"
+    said = "b: 3 of 3 jobs without val/accuracy (3 failed); there is nothing to show"
     assert "| b | - | - | 0 |" in as_markdown(made)
     assert all(said in text for text in (as_markdown(made), as_latex(made).replace(r"\_", "_")))
     assert r"b & -- & -- & 0 \\" in as_latex(made)

@@ -84,9 +84,7 @@ def test_detached_it_submits_all_and_tells_what_is_there(fake: FakeSlurm, capsys
     assert submit_to_slurm(work(fake, 3), options(jobs_at_once=1)) == 1
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "2 batch jobs submitted as job array 12, 13; squeue --me lists them"
-    assert said[1].startswith(
-        "1 jobs are not submitted; repeat the command when others have ended: sbatch: error: Assoc"
-    )
+    assert said[1].startswith("1 job not submitted; repeat the command when others have ended: sbatch: error: Assoc")
     assert said[2] == "in SLURM's queue: 2 pending"
     assert submit_to_slurm(work(fake, 2), options()) == 0
     assert capsys.readouterr().err == "in SLURM's queue: 2 pending\n"
@@ -279,7 +277,7 @@ def test_ctrl_c_during_sbatch_in_a_terminal_is_answered_when_the_batch_jobs_are_
         time.sleep(0.3)
         (fake.root / "hold_after").unlink()
         shown = b""
-        while b"2 batch jobs are in SLURM's queue. Type c" not in shown:
+        while b"2 batch jobs in SLURM's queue. Type c" not in shown:
             shown += os.read(terminal, 4096)
         os.write(terminal, b"c\n")
         wait_for(lambda: fake.lines("cancelled"))

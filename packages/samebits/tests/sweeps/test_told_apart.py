@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.sweeps.report import Objective, groups
+from samebits.sweeps.report.analyse import value_text
+from samebits.sweeps.report.axes import axis
 from samebits.sweeps.report.read import Job, Study, differing
 from samebits.sweeps.report.study import same_data
 
@@ -38,6 +40,9 @@ def test_values_and_not_their_spelling_tell_runs_apart() -> None:
     c = job(2, of(1.0, 2), ("optim.lr=1.0",))
     d = job(3, of(1, 3), ("optim.lr=1",))
     assert labels(a, b, c, d) == {"optim.lr=0.01": 2, "optim.lr=1": 2}
+    swept = study(a, b, c, d, job(4, of(1e5, 0)), job(5, of(100000, 1)))
+    assert axis(swept, "optim.lr").values == [0.01, 1, 100000]
+    assert [value_text(swept, each, "optim.lr") for each in swept.jobs] == ["0.01"] * 2 + ["1"] * 2 + ["100000"] * 2
 
 
 def test_data_are_the_same_if_their_content_is() -> None:

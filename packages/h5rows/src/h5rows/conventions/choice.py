@@ -197,7 +197,8 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
             settings["split_by"] = "blocks"
     else:
         settings |= {f"splits.{split}": None for split in SPLITS if split not in splits}
-    lost = {"x": 0 if x.lost else None, "y": "drop" if y is not None and y.lost else None}
+    replacement = "nan" if len(x.shape) == 2 else 0  # in a table, 0 would look like a value of the column
+    lost = {"x": replacement if x.lost else None, "y": "drop" if y is not None and y.lost else None}
     if any(value is not None for value in lost.values()):
         settings["missing"] = {field: value for field, value in lost.items() if value is not None}
     numbers = y is not None and y.classes is None

@@ -78,9 +78,11 @@ class TableSource(SampleSource):
     def _named(self, wanted: str) -> list[str]:
         """Return the columns of a field: those of exactly this name, of a,b or of a pattern such as pixel*."""
         names = self.groups.schema.names
-        found = [[part] if part in names else fnmatch.filter(names, part) for part in wanted.split(",")]
+        parts = wanted.split(",")
+        found = [[part] if part in names else fnmatch.filter(names, part) for part in parts]
         if wanted not in names and not all(found):
-            raise ConfigError(f"fields=: {self.where} has no column {wanted!r}; it has {names}")
+            lacking = next(part for part, columns in zip(parts, found) if not columns)
+            raise ConfigError(f"fields=: {self.where} has no column {lacking!r}; it has {names}")
         return [wanted] if wanted in names else [n for part in found for n in part]
 
     def _learn(self, name: str, columns: list[str]) -> Field:

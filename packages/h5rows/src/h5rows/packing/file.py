@@ -72,6 +72,8 @@ def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
     with written(out):
         if not out.parent.is_dir():
             raise ConfigError(f"{out.parent} is not a folder; create it first")
+        if out.is_dir():
+            raise ConfigError(f"{out} is a folder; name the file in it")
         with locked(place):
             try:
                 if out.exists() and not overwrite:

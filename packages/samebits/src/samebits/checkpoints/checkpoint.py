@@ -195,9 +195,9 @@ def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
     """Load the entries of `state` that fit the model by name and shape. Return a report of a few lines.
 
     remedy: how to translate names: the end of the error, and of the line that says that few parameters were loaded, if
-    names differ. Raise ConfigError if no parameter fits, or those that fit are below LEAST both of the model and of the
-    file. Entries of another shape are not counted, unless they are more than those that fit: a head may have another
-    size.
+    names differ. Raise ConfigError if no parameter fits, if those that fit are below LEAST both of the model and of the
+    file, or if more parameters have another shape than fit: it is a model of another size. Otherwise entries of another
+    shape are not counted, as a head may have another size.
     """
     own = model.state_dict()
     fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
@@ -222,12 +222,13 @@ def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
     }
     differences = [f"{what}: {format_keys(names)}" for what, names in parts.items() if names]
     hint = f" - {remedy}" if remedy and missing and unknown else ""
-    if not fitting or share(others if len(others) <= len(fits) else ()) < LEAST:
-        found = (
-            f"has only {fitting:,} of the model's {parameters:,} parameters"
-            if fitting
-            else "no weight in it fits the model"
-        )
+    unlike, alike = (sum(name in of_model for name in names) for names in (others, fits))
+    if unlike > alike or share(others) < LEAST:
+        found = f"has only {fitting:,} of the model's {parameters:,} parameters"
+        if unlike > alike > 0:
+            found = f"{unlike} of the {unlike + alike} weights that both have do not fit the model"
+        elif not fitting:
+            found = "no weight in it fits the model"
         hint = hint or " - use the model settings of its training"
         raise ConfigError(f"{source}: {found}: {'; '.join(differences)}{hint}")
     model.load_state_dict(fits, strict=False)

@@ -142,7 +142,13 @@ def _yaml(error: yaml.YAMLError) -> str:
 
 def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Path) -> str:
     """Return the line for an unknown option of a group, or an unknown group in a defaults list."""
-    group, _, option = (error.missing_cfg_file or "").lstrip("/").rpartition("/")
+    missing = (error.missing_cfg_file or "").lstrip("/")
+    for key, value in (one.split("=", 1) for one in argv if "=" in one):
+        if missing == f"{key}/{value}" and (value.startswith(("/", ".", "~")) or Path(value).suffix):
+            hint = f" - give {key}.path={value}" * (key == "data")
+            known = ", ".join(yamls.options(key, argv, conf))
+            return f"{key}={value}: is a path, not an option{hint} ({key} has: {known})"
+    group, _, option = missing.rpartition("/")
     options = sorted(error.options or yamls.options(group, argv, conf))
     if not group:
         return one_line(error)

@@ -26,6 +26,7 @@ import numpy as np
 from samebits.data.lanes import Lanes
 from samebits.data.permutation import Permutation, hashed
 from samebits.errors import ConfigError
+from samebits.files import amount
 from samebits.schema import Count
 
 # A plan: the rows that this rank reads. Index of a micro-batch of this rank -> (sample ids, rows), each (B,) int64 and
@@ -76,7 +77,7 @@ def first(dataset: Sized, seed: int, count: Count) -> Order:
     """Return an order that repeats the first `count` rows. A model should be able to overfit them."""
     if not 0 < count <= size_of(dataset):
         raise ConfigError(
-            f"data.order.count={count} must be between 1 and the {len(dataset)} samples of the training split"
+            f"data.order.count={count} must be between 1 and the {amount(len(dataset), 'sample')} of the training split"
         )
     return lambda sample_ids: sample_ids % count
 
@@ -138,8 +139,8 @@ class Epochs:
         self._size, self.padded = size, self.epoch_samples > size
         if not self.epoch_samples:
             raise ConfigError(
-                f"data.order.batch_size={batch_size}: the training split has {size} samples, so its epochs contain no "
-                "complete batch - give a smaller trainer.global_batch_size, or use samebits.data.order.shuffled"
+                f"data.order.batch_size={batch_size}: the training split has {amount(size, 'sample')}, so its epochs "
+                "have no complete batch - give a smaller trainer.global_batch_size, or use samebits.data.order.shuffled"
             )
         self._permutation = Permutation(size, seed, stream=0)
 

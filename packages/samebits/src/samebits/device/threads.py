@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from samebits.files import amount
 from samebits.host import cores, omp_num_threads, threads_each
 
 SMALL_FLOP = 100e6  # below this, two threads are not faster than one: benchmarks/RESULTS.md
@@ -38,7 +39,7 @@ def decide_threads(asked: int | str, device: str, deterministic: bool, ranks: in
         return Threads(int(asked), int(asked), "hardware.num_threads", auto=False)
     if omp_num_threads():
         return Threads(most, most, "OMP_NUM_THREADS")
-    here = f"{cores()} core{'s' * (cores() > 1)}" + (f", {ranks} ranks" if ranks > 1 else "")
+    here = amount(cores(), "core") + (f", {ranks} ranks" if ranks > 1 else "")
     if device != "cpu":
         return Threads(most, most, here, auto=False)
     if most == 1:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from samebits.errors import RunFailed
-from samebits.files import check_regular, open_regular, read_file, read_json, read_text, write_json
+from samebits.files import amount, check_regular, open_regular, read_file, read_json, read_text, write_json
 from samebits.locks import Busy, Lock
 from samebits.loggers.media import media_file, read_table
 from samebits.loggers.wandb_log import FOLDER, SUMMARY, upload_command, wandb_arguments, wandb_reachable
@@ -302,13 +302,14 @@ def upload(project: Project, run_dir: Path, how: str, feed: Feed, pid: int | Non
     run, lines, had = send_wandb(project, run_dir, feed, run_dir, "online", pid)
     finish_wandb(project, run, run_dir, feed.status)
     if lines < had:
-        return f"has {had} lines, metrics.jsonl only {lines}: the run was resumed from an earlier step; resume it again"
+        held_there = f"has {amount(had, 'line')}, metrics.jsonl only {lines}"
+        return f"{held_there}: the run was resumed from an earlier step; resume it again"
     for _ in range(5):
         now = held(arguments)
         if now is not None and now.is_whole(lines, feed.status):
-            return f"{lines - had} of {lines} lines sent" + f", as a new run {run.id}" * new
+            return f"{lines - had} of {amount(lines, 'line')} sent" + f", as a new run {run.id}" * new
         time.sleep(1)
-    raise RunFailed(f"the server has {now.count if now else 0} of {lines} lines")
+    raise RunFailed(f"the server has {now.count if now else 0} of {amount(lines, 'line')}")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch import nn
 from samebits.code import code_changes, codes_of, record_machine
 from samebits.data import Loader, Stream
 from samebits.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
+from samebits.files import amount
 from samebits.host import gpu_facts, machine_facts, machine_line
 from samebits.loggers import Logger
 from samebits.parallel import class_name, describe_shards, padding_note
@@ -107,7 +108,7 @@ def describe(
     streams = {split for split, data in sets.items() if isinstance(data, Stream)}
     sizes = ", ".join(f"{split} {'a stream' if split in streams else f'{len(data):,}'}" for split, data in sets.items())
     micro = hardware.micro_batch_sizes
-    batches = f"{run.trainer.global_batch_size} samples a step = {run.world.size} x {sum(micro)}"
+    batches = f"{amount(run.trainer.global_batch_size, 'sample')} a step = {run.world.size} x {sum(micro)}"
     if len(micro) > 1:
         batches += f" in {len(micro)} micro-batches of up to {micro[0]}"
     kind = class_name(model) if is_sharded(model) else type(model).__name__
@@ -116,7 +117,7 @@ def describe(
     whose = "rank 0 " * (run.world.size > 1)
     place = f"{hardware.device}, {whose}on {hardware.binding}" if hardware.binding else hardware.device
     precision = hardware.precision + f" ({hardware.precision_why})" * bool(hardware.precision_why)
-    logger.say(f"{place}, {precision}, {count}; {batches}; {run.total_steps:,} steps")
+    logger.say(f"{place}, {precision}, {count}; {batches}; {amount(run.total_steps, 'step')}")
     flop = (run.cost_per_sample.flop or math.inf) * sum(micro)  # per step, of this rank
     if hardware.device == "cuda" and run.world.size == 1 and not hardware.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
         logger.say(

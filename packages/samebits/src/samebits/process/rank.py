@@ -12,7 +12,7 @@ from typing import Any
 
 from samebits.checkpoints import Checkpoints
 from samebits.device import Hardware, resolve_auto_of_run, resolve_hardware
-from samebits.files import write_json
+from samebits.files import amount, write_json
 from samebits.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
 from samebits.process.options import Options
 from samebits.project import Program, Project
@@ -155,4 +155,4 @@ def finish(run_dir: Path, logger: Logger, stop: StopRequest, result: dict[str, A
         f"  {key:<20} {value:<9.4f} {'in training, until step ' + f'{step:,}' if key.startswith('train/') else whose}"
         for key, value in scores.items()
     ]
-    logger.say("\n".join([f"finished {step:,} steps in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))
+    logger.say("\n".join([f"finished {amount(step, 'step')} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))

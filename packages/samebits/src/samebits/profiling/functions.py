@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from samebits.files import aligned, replace_text
+from samebits.files import aligned, amount, replace_text
 from samebits.profiling.options import ProfilerConfig
 from samebits.status import shown
 
@@ -139,7 +139,8 @@ class Functions:
         files = []
         if self.sampler is not None and self.sampled_steps and (stacks := self.sampler.stacks()):
             self.folder.mkdir(exist_ok=True)
-            title = f"{self.sampled_steps} steps, {sum(stacks.values()):.3g} s, {self.sampler.samples} samples"
+            taken = amount(self.sampler.samples, "sample")
+            title = f"{amount(self.sampled_steps, 'step')}, {sum(stacks.values()):.3g} s, {taken}"
             replace_text(self.folder / "flame.svg", flame_graph(stacks, title))
             lines = (f"{';'.join(stack)} {round(1e6 * seconds)}\n" for stack, seconds in sorted(stacks.items()))
             replace_text(self.folder / "stacks.txt", "".join(lines))
@@ -149,13 +150,15 @@ class Functions:
             replace_text(self.folder / "functions.txt", table_of(self.profile, self.profiled_steps))
             (self.folder / "functions.prof").unlink(missing_ok=True)  # a link would be followed
             self.profile.dump_stats(self.folder / "functions.prof")
-            files.insert(0, f"functions: {shown(self.folder / 'functions.txt')} ({self.profiled_steps} steps)")
+            files.insert(
+                0, f"functions: {shown(self.folder / 'functions.txt')} ({amount(self.profiled_steps, 'step')})"
+            )
         if files:
             self.logger.say("; ".join(files))
         if self.done < self.wait + 2 * self.active:
             self.logger.warn(
-                f"profiler=python: the run ended after {self.done} steps, before profiler.wait + 2 * profiler.active "
-                f"= {self.wait + 2 * self.active}; the files contain {self.sampled_steps} sampled and "
+                f"profiler=python: the run ended after {amount(self.done, 'step')}, before profiler.wait + 2 * "
+                f"profiler.active = {self.wait + 2 * self.active}; the files contain {self.sampled_steps} sampled and "
                 f"{self.profiled_steps} profiled steps"
             )
 
@@ -172,7 +175,7 @@ def table_of(profile: cProfile.Profile, steps: int) -> str:
             rows.append((f"{entry[1] / steps:g}"[:10], own, total, where))
         numbers = aligned([row[:3] for row in rows], 0).splitlines()
         parts.append("\n".join([title, *(f"{left}  {row[3]}" for left, row in zip(numbers, rows))]))
-    return f"{steps} steps, Python functions of rank 0 by cProfile\n\n" + "\n\n".join(parts) + "\n"
+    return f"{amount(steps, 'step')}, Python functions of rank 0 by cProfile\n\n" + "\n\n".join(parts) + "\n"
 
 
 def name_of(code: CodeType) -> str:

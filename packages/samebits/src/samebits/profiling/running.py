@@ -12,7 +12,7 @@ from torch import nn
 from samebits.data import Loader
 from samebits.device import Hardware
 from samebits.errors import first_line
-from samebits.files import write_json
+from samebits.files import amount, write_json
 from samebits.loggers import Logger
 from samebits.profiling.functions import Functions
 from samebits.profiling.memory import explained
@@ -114,9 +114,11 @@ class Simple:
         sharded = run.trainer.strategy == "fsdp"
         kind, sentence = bound(figures, run.hardware, self.compiles, self.loader, sharded, self.aside)
         if figures.steps < FEW:
-            sentence = f"{sentence} (only {figures.steps} steps were measured, too few for a reliable profile)"
+            sentence = f"{sentence} (measured: {amount(figures.steps, 'step')}, too few for a reliable profile)"
         write_json(run.directory / PROFILE, as_dict(figures, kind, sentence))
-        head = f"profile of {figures.steps} steps" + (f", starting at step {self.first}" if self.first else "")
+        head = f"profile of {amount(figures.steps, 'step')}" + (
+            f", starting at step {self.first}" if self.first else ""
+        )
         run.logger.say(f"{head}{', rank 0' if run.world.size > 1 else ''}:\n{table(figures)}\n{sentence}")
 
 

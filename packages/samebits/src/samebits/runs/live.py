@@ -12,31 +12,37 @@ from pathlib import Path
 
 from samebits.code import ENVIRONMENT
 from samebits.files import read_json
-from samebits.locks import Lock, is_locked, marker_of
-from samebits.runs.directory import is_claimed
+from samebits.locks import Lock, is_locked, is_of_another_host, marker_of
+from samebits.runs.directory import LOCK, is_claimed
 from samebits.status import METRICS, STATUS
 
 SILENT_S = 600.0  # a run of another host that has written nothing for so many seconds is presumed dead
 UNDER_WAY = ("created", "running")
 DEAD_S = 86400.0  # the file of a dead command is removed if it has been silent for so many seconds
 LAUNCHING = ".launching."  # file that a command holds in a sweep's directory: this, its host, its process and the time
-WRITTEN = (STATUS, METRICS, "train.log")
+WRITTEN = (STATUS, METRICS, "train.log", marker_of(Path(LOCK)).name)
 
 
 def is_running(directory: Path) -> bool:
     """Return True if a process holds the run, or if it runs on another host and has written within SILENT_S seconds.
 
-    Locks of another host are not visible on each shared file system."""
+    Locks of another host are not visible on each shared file system, and a marker of another host outlives its
+    process."""
     if is_claimed(directory):
-        return True
+        return not is_of_another_host(marker_of(directory / LOCK)) or is_recent(directory)
     if read_json(directory / STATUS).get("status") not in UNDER_WAY:
         return False
     host = read_json(directory / ENVIRONMENT).get("host", platform.node())
-    return host != platform.node() and time.time() - last_written(directory) < SILENT_S
+    return host != platform.node() and is_recent(directory)
+
+
+def is_recent(directory: Path) -> bool:
+    """Return True if the run has written within SILENT_S seconds."""
+    return time.time() - last_written(directory) < SILENT_S
 
 
 def last_written(directory: Path) -> float:
-    """Return time.time() of the last write to the run's status, metrics or log; 0 without these files."""
+    """Return time.time() of the last write to the run's status, metrics, log or marker; 0 without these files."""
     times = [0.0]
     for name in WRITTEN:
         with suppress(OSError):

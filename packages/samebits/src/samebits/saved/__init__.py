@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         folds_of,
         is_seed,
         load_flat,
+        one_spelling,
         same_value,
         unswept,
     )

@@ -60,6 +60,13 @@ def same_value(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
+def one_spelling(value: Any) -> Any:
+    """Return one spelling for equal numbers, also in lists: 1 for 1.0. 1e30 stays, without 30 digits."""
+    if isinstance(value, list):
+        return [one_spelling(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
 def is_seed(key: str) -> bool:
     """Return whether the key is a seed: whether its last part is seed."""
     return key.rpartition(".")[2] == "seed"

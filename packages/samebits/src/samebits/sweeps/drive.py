@@ -13,6 +13,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
+from samebits.files import amount
 from samebits.project import Program
 from samebits.runs import launching
 from samebits.saved import read_config
@@ -126,7 +127,7 @@ def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job], watches: bo
     jobs may run already, started by an earlier command that did not wait for them."""
     chosen = {job.key for job in due}
     others = [job.state() for job in jobs if job.key not in chosen]
-    parts = ahead(f"{len(jobs)} jobs", len(due), sum(job.state() != "queued" for job in due), others)
+    parts = ahead(amount(len(jobs), "job"), len(due), sum(job.state() != "queued" for job in due), others)
     if not watches:
         parts[1] = f"{len(due)} not ended"
     if more := len(ledger.jobs) - len(jobs):
@@ -184,11 +185,11 @@ def conclude(
     if failed := states.count("failed"):
         retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
         of_command = " of this command" * (len(whole) > len(states))
-        raise RunFailed(f"{failed} of {len(states)} jobs{of_command} failed; {retry}")
+        raise RunFailed(f"{failed} of {amount(len(states), 'job')}{of_command} failed; {retry}")
     if left is None:
         stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
     elif unfinished := sum(state not in ENDED for state in states):
-        say(f"{unfinished} jobs have not ended; to look again, repeat the command with sweep={ledger.name}")
+        say(f"{amount(unfinished, 'job')} not ended; to look again, repeat the command with sweep={ledger.name}")
         if left:
             raise SystemExit(PREEMPTED)
 

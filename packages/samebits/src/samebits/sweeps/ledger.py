@@ -18,9 +18,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from samebits.code import Surroundings, surroundings
 from samebits.credentials import redacted
@@ -29,7 +31,7 @@ from samebits.files import read_json, remove_leftovers, write_json
 from samebits.locks import Lock
 from samebits.project import Program
 from samebits.runs import fill_directory, holds_run, is_claimed
-from samebits.saved import check_run_dir, translate_override
+from samebits.saved import check_run_dir, one_spelling, translate_override
 from samebits.status import RESULT, STATUS
 from samebits.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
 from samebits.sweeps.progress import counted
@@ -233,5 +235,11 @@ def is_due(state: str, retry_failed: bool) -> bool:
 
 
 def differing(overrides: Sequence[str], swept: Collection[str]) -> str:
-    """Return the overrides of swept keys, as text."""
-    return " ".join(text for text in overrides if text.lstrip("+").partition("=")[0] in swept)
+    """Return the overrides of swept keys, as text; equal numbers look equal: lr=1e-2 is lr=0.01."""
+    return " ".join(_spelled(text) for text in overrides if text.lstrip("+").partition("=")[0] in swept)
+
+
+@lru_cache(1024)
+def _spelled(override: str) -> str:
+    value = OverridesParser.create().parse_override(override).value()
+    return f"{override.partition('=')[0]}={one_spelling(value)}" if type(value) in (int, float) else override

@@ -26,6 +26,7 @@ from samebits import early_signals
 from samebits.config import composed, explain, resolved
 from samebits.credentials import redacted
 from samebits.errors import ConfigError, DirectoryLockedError
+from samebits.files import amount
 from samebits.project import Program, Project
 from samebits.runs import change_value, claimed, write_config
 from samebits.saved import (
@@ -187,7 +188,7 @@ def expand(
             seen.add(identity)
             found.append(Combination(texts, values))
     if total > len(found):
-        say(f"{total - len(found)} of {total} combinations are the same as another, and run once")
+        say(f"{total} combinations, {len(found)} of them different: equal ones run once")
     return found
 
 
@@ -242,7 +243,7 @@ def unlike(ledger: Ledger, before: Sequence[Job], new: Sequence[NewJob], compose
     for key in keys[:MAX_SHOWN]:
         was, now = ({show(j.values[key]): None for j in jobs if key in j.values} for jobs in (known, added))
         changes.append(f"{key} {'/'.join(list(was)[:3]) or 'none'} -> {'/'.join(list(now)[:3]) or 'none'}")
-    more = f", and {len(keys) - MAX_SHOWN} more keys" if len(keys) > MAX_SHOWN else ""
+    more = f", and {amount(len(keys) - MAX_SHOWN, 'more key')}" if len(keys) > MAX_SHOWN else ""
     return (
         f"sweep {ledger.name}: new jobs differ from earlier jobs in keys that were not swept (conf/ was edited?): "
         f"{', '.join(changes)}{more}\n  the report separates them; otherwise give sweep=ANOTHER_NAME, or the key itself"

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from samebits import early_signals
 from samebits.children import run_in_subprocess
-from samebits.files import aligned, in_words
+from samebits.files import aligned, amount, in_words
 from samebits.host import cores, limited_to
 from samebits.project import Program, Project
 from samebits.sweeps.screen import clock
@@ -67,7 +67,8 @@ def preflight(project: Project, candidates: Sequence[Candidate], at_once: int) -
         seconds, memory = seconds + job_s, max(memory, timed.memory)
         figures = [f"{trial.steps:,}", f"{1e3 * timed.step_s:.1f}", in_words(timed.memory), clock(job_s)]
         rows.append([str(candidate.number), *figures, trial.batch, candidate.label])
-    total = f"preflight: {len(candidates)} jobs of {len(known)} shapes, about {clock(seconds)} one after the other"
+    total = f"preflight: {amount(len(candidates), 'job')} of {amount(len(known), 'shape')}, about {clock(seconds)}"
+    total += " one after the other" * (len(candidates) > 1)
     if at_once > 1:
         total += f", {clock(seconds / at_once)} with {at_once} at once"
     return f"{aligned(rows, len(rows[0]))}\n\n{total}; memory of a rank: up to {in_words(memory)}"

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from samebits.errors import RunFailed
+from samebits.files import amount
 from samebits.programs import NoAnswer
 from samebits.signals import heeded_signals
 from samebits.sweeps.job_process import record_unexplained
@@ -115,7 +116,7 @@ class Batch(Launch):
             self._screen.say(submitted(found))
         if found.why:
             self._full_at = time.monotonic()
-            self._screen.say(f"{len(found.left)} jobs wait for room in SLURM's queue: {found.why}")
+            self._screen.say(f"{amount(len(found.left), 'job')} waiting for room in SLURM's queue: {found.why}")
 
     def _queue(self) -> dict[str, BatchJob] | None:
         """Return the batch jobs that squeue lists, by the key of their job. None: squeue failed; the first failure in a
@@ -159,8 +160,8 @@ class Batch(Launch):
         self._asking = True
         try:
             self._screen.say(
-                f"{len(self._running)} batch jobs are in SLURM's queue. Type c and Enter to cancel them (running jobs "
-                "save), l to leave them and end this command, w to watch on; Ctrl-C again: leave them"
+                f"{amount(len(self._running), 'batch job')} in SLURM's queue. Type c and Enter to cancel them (running "
+                "jobs save), l to leave them and end this command, w to watch on; Ctrl-C again: leave them"
             )
             while self._stopped is None:  # a SIGTERM cancels them meanwhile
                 if select.select([0], [], [], POLL_S)[0]:
@@ -182,11 +183,10 @@ class Batch(Launch):
                 self._screen.say(f"scancel: {error}; jobs may still be running: squeue --me lists them")
 
     def _kill(self) -> None:
-        more = f"; {len(self._waiting)} jobs are not submitted" if self._waiting and not self._submitting else ""
-        stay = "submitted" if self._submitting else len(self._running)
+        more = f"; {amount(len(self._waiting), 'job')} not submitted" if self._waiting and not self._submitting else ""
+        stay = "submitted batch jobs" if self._submitting else amount(len(self._running), "batch job")
         self._screen.say(
-            f"{stay} batch jobs stay in SLURM's queue{more}; repeat the command with "
-            f"sweep={self._work.ledger.name} to watch them"
+            f"left in SLURM's queue: {stay}{more}; repeat the command with sweep={self._work.ledger.name} to watch them"
         )
         raise KeyboardInterrupt
 
@@ -223,7 +223,7 @@ def submit_to_slurm(work: Work, config: SlurmConfig) -> int:
     if found.new:
         say(submitted(found))
     if found.left:
-        say(f"{len(found.left)} jobs are not submitted; repeat the command when others have ended: {found.why}")
+        say(f"{amount(len(found.left), 'job')} not submitted; repeat the command when others have ended: {found.why}")
     counts = ", ".join(f"{states.count(state)} {state.lower()}" for state in sorted(set(states)))
     say(f"in SLURM's queue: {counts or 'no job of this sweep'}")
     return len(found.left)

@@ -40,7 +40,7 @@ def open_workers(
         spec = None if collates else samples.spec_of(int(part[0][0]), int(part[1][0]))
         way = "whole batches, for the dataset's own collate" if collates else "shared slots"
         if isinstance(num_workers, int):
-            return make(num_workers, device), f"{num_workers} workers, set by data.num_workers ({way})"
+            return make(num_workers, device), f"{amount(num_workers, 'worker')}, set by data.num_workers ({way})"
         sample_s = _sample_s(samples, part)
     batch_s = sample_s * len(part[0])
     if batch_s < _HAND_OVER_S:

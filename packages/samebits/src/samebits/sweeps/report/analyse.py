@@ -128,7 +128,7 @@ def _groups(study: Study) -> tuple[Group, ...]:
     found: dict[str, list[Job]] = {}
     keys = config_keys(study)
     for job in study.jobs:
-        found.setdefault(repr([_one_spelling(study.value(job, key)) for key in keys]), []).append(job)
+        found.setdefault(repr([study.value(job, key) for key in keys]), []).append(job)
     common = set.intersection(*(set(job.overrides) for job in study.jobs))
     made = []
     for jobs in found.values():
@@ -181,7 +181,7 @@ def difference(study: Study) -> str | None:
             if job.config:
                 jobs.setdefault(show(study.value(job, key)), []).append(job.number)
         counted = [
-            f"{text} in {len(n)} jobs ({', '.join(map(str, n[:5]))}{', ...' * (len(n) > 5)})"
+            f"{text} in {amount(len(n), 'job')} ({', '.join(map(str, n[:5]))}{', ...' * (len(n) > 5)})"
             for text, n in jobs.items()
         ]
         parts.append(f"{key} is {', '.join(counted)}")
@@ -231,13 +231,6 @@ def _run_label(study: Study, job: Job, common: set[str]) -> str:
         and (key in study.swept if key in job.config else key.split(".")[0] not in NOT_COMPUTED)
     }
     return " ".join(told.values())
-
-
-def _one_spelling(value: Any) -> Any:
-    """Return 1 for 1.0, because they are equal."""
-    if isinstance(value, list):
-        return [_one_spelling(one) for one in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _told_apart(group: Group, all_groups: Sequence[Group]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from samebits.files import amount
 from samebits.saved import same_value
 from samebits.sweeps.report import review
 from samebits.sweeps.report.analyse import (
@@ -130,7 +131,7 @@ def _summary(study: Study) -> str:
     found = ", ".join(f"{number} {status}" for status, number in counts(study).items())
     what = "; ".join(f"{o.key} ({'less' if o.mode == 'min' else 'more'} is better)" for o in study.objectives)
     spread = f"± is the standard deviation over {study.repeats}"
-    return f"{len(study.jobs)} jobs: {found}. Score: {what}, of result.json; {spread}."
+    return f"{amount(len(study.jobs), 'job')}: {found}. Score: {what}, of result.json; {spread}."
 
 
 def _unlike(study: Study) -> Iterable[Section]:
@@ -298,7 +299,7 @@ def _comparison(study: Study, key: str, compared: Sequence[Comparison]) -> Secti
 
 def _differences(study: Study) -> Section:
     shown = study.jobs[:MAX_COLUMNS]
-    rows = [[Cell(key, is_code=True), *(Cell(show(job.config.get(key))) for job in shown)] for key in study.swept]
+    rows = [[Cell(key, is_code=True), *(Cell(show(study.value(job, key))) for job in shown)] for key in study.swept]
     more = len(study.jobs) - len(shown)
-    left = (f"{more} more runs are in report.csv.",) if more else ()
+    left = (f"{amount(more, 'more run')} in report.csv.",) if more else ()
     return Section("Differences of the configs", left, Sheet(["", *(job.key for job in shown)], rows))

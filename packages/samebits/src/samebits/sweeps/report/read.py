@@ -29,6 +29,7 @@ from samebits.saved import (
     is_seed,
     load_flat,
     load_plain,
+    one_spelling,
     same_value,
     translate_override,
 )
@@ -173,7 +174,7 @@ class Study:
     def value(self, job: Job, key: str) -> Any:
         """Return a job's value of a swept key, or its option of a swept config group; None if it has none."""
         if key in job.config:
-            return job.config[key]
+            return one_spelling(job.config[key])
         texts = (o.partition("=")[2] for o in reversed(job.overrides) if o.partition("=")[0].lstrip("+") == key)
         return next((text.strip("'\"") for text in texts), None)
 

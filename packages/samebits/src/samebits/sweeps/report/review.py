@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from samebits.code import ranges
-from samebits.files import as_json
+from samebits.files import amount, as_json
 from samebits.sweeps.report.analyse import (
     Group,
     best_group,
@@ -134,7 +134,9 @@ def lines(study: Study) -> list[str]:
     names = short_names(study.swept)
     said = [f"Range: {_edge_text(edge, names)}." for edge in found[:MAX_EDGES]]
     if len(found) > MAX_EDGES:
-        said.append(f"Range: {len(found) - MAX_EDGES} more best values are at an end of what was tried: report.json.")
+        said.append(
+            f"Range: {amount(len(found) - MAX_EDGES, 'more best value')} at an end of what was tried: report.json."
+        )
     return [*said, *_repeats(study), *_cost_lines(cost(study), len(study.jobs)), *_code_lines(study)]
 
 
@@ -164,15 +166,15 @@ def _repeats(study: Study) -> list[str]:
 
 
 def _cost_lines(found: Cost, num_jobs: int) -> list[str]:
-    counted = f"{found.jobs} of {num_jobs}" if found.jobs < num_jobs else str(num_jobs)
-    said = f"Time: {_number(found.hours)} hours of {counted} jobs"
+    counted = f"{found.jobs} of {num_jobs} jobs" if found.jobs < num_jobs else amount(num_jobs, "job")
+    said = f"Time: {_number(found.hours)} hours of {counted}"
     if found.gpus:
-        kinds = ", ".join(f"{name} in {number} jobs" for name, number in found.gpus.items())
+        kinds = ", ".join(f"{name} in {amount(number, 'job')}" for name, number in found.gpus.items())
         said += f", {_number(found.gpu_hours)} GPU hours ({kinds})"
     elif found.hours:
         said += ", on CPUs"
     if found.untimed:
-        said += f"; without {found.untimed} jobs whose time or GPUs are not recorded"
+        said += f"; without {amount(found.untimed, 'job')} whose time or GPUs are not recorded"
     energy = (
         []
         if found.energy_kwh is None

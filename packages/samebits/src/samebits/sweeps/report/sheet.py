@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from samebits.files import amount
 from samebits.sweeps.report.analyse import show
 from samebits.sweeps.report.escape import cell, code, text
 
@@ -106,7 +107,7 @@ def markdown_table(sheet: Sheet) -> str:
     lines = [map(text, sheet.head), ["---"] * len(sheet.head), *(map(shown, row) for row in sheet.rows[:MAX_ROWS])]
     more = len(sheet.rows) - MAX_ROWS
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + (
-        f"\n\n{more} more rows are in the csv." if more > 0 else ""
+        f"\n\n{amount(more, 'more row')} in the csv." if more > 0 else ""
     )
 
 

@@ -3,6 +3,7 @@ Hydra."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ from samebits.project import Project
 from samebits.saved import CONFIG, JobConfig, unswept
 from samebits.sweeps.report.read import SWEEP, Job, Objective, Study, differing, read_job, runs_below
 
+log = logging.getLogger("samebits")
 CONTENT = " (content "  # appended to a path if its data have different contents
 TOGETHER = "outputs/compare"  # output directory for reports of several folders
 
@@ -27,14 +29,16 @@ def read_study(
     compare. Raise ConfigError if no run is found."""
     for path in paths:
         if not path.is_dir():
-            raise ConfigError(
-                f"{path}: no such directory; give a sweep, run directories, or a folder that contains some"
-            )
+            what = "is a file" if path.exists() else "no such directory"
+            raise ConfigError(f"{path}: {what}; give a sweep, run directories, or a folder that contains some")
     if all((path / SWEEP).exists() for path in paths):
         return _sweeps(project, [path.absolute() for path in paths], out, objective)
-    folders = list(dict.fromkeys(folder for path in paths for folder in runs_below(path.absolute())))
+    below = {path: list(runs_below(path.absolute())) for path in paths}
+    folders = list(dict.fromkeys(folder for found in below.values() for folder in found))
     if not folders:
         raise ConfigError(f"{', '.join(map(str, paths))}: contains no run directory (with a {CONFIG})")
+    for path in (path for path, found in below.items() if not found):
+        log.warning("%s: contains no run directory, so it is not in the report", path)
     above = Path(os.path.commonpath([folder.parent for folder in folders]))  # keys are the shortest unique paths
     keys = [str(folder.relative_to(above)) for folder in folders]
     jobs = same_data([read_job(project, f, n, (), key) for n, (f, key) in enumerate(zip(folders, keys))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from samebits.files import amount
 from samebits.sweeps.report.analyse import caution, counts
 from samebits.sweeps.report.escape import text
 from samebits.sweeps.report.facts import score_notes, spread_text
@@ -82,6 +83,6 @@ def _notes(table: Table) -> list[str]:
             found = counts(replace(table.study, jobs=tuple(without)))
             states = ", ".join(f"{n} {status}" for status, n in found.items())
             left = "the choice is among the others" if cell.group else "there is nothing to show"
-            what = f"{len(without)} of {len(cell.jobs)} jobs have no {objective.key} ({states}); {left}"
+            what = f"{len(without)} of {amount(len(cell.jobs), 'job')} without {objective.key} ({states}); {left}"
             lines.append(f"{row.at(column)}: {what}")
     return lines

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from samebits.config import one_line, remove_if_empty
 from samebits.errors import ConfigError, RunFailed
-from samebits.files import write_json
+from samebits.files import amount, write_json
 from samebits.locks import Busy, Lock
 from samebits.project import Program
 from samebits.saved import NEVER_COMPARED, folds_of
@@ -230,7 +230,7 @@ def outlook(study: Search, num_left_over: int) -> str:
     """Return the line that is printed before the start: numbers of trials, trials to run, and ended trials."""
     states = _states(study.ended())
     to_run = max(0, study.methods.limit - len(states))
-    parts = ahead(f"{study.methods.limit} trials", to_run, num_left_over, states)
+    parts = ahead(amount(study.methods.limit, "trial"), to_run, num_left_over, states)
     return f"search {study.sweep_dir.name}: {', '.join(parts)}"
 
 
@@ -264,4 +264,4 @@ def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, chan
         report(ledger, changed)
     stop_here(ledger, stopped, len(study.ended()) < study.methods.limit)
     if "complete" not in states:
-        raise RunFailed(f"all {len(states)} trials failed to give a score")
+        raise RunFailed(f"no score from {amount(len(states), 'trial')}, because all failed")

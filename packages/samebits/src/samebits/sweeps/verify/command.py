@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from samebits.errors import ConfigError, RunFailed, plain_output
+from samebits.files import amount
 from samebits.project import Program
 from samebits.sweeps.verify.recompute import verify
 
@@ -61,7 +62,7 @@ def verify_command(program: Program) -> int:
     else:
         said = "NOT verified, as no weights were compared: the run has no checkpoint of these steps any more; give "
         said += "--steps up to one that it has, and verify a run before a resume changes its values"
-    print(f"{args.run}: {found.steps:,} steps repeated, {said}")
+    print(f"{args.run}: {amount(found.steps, 'step')} repeated, {said}")
     print(f"  code: {found.code}")
     for part in found.parts:
         gap = f"; largest relative difference {part.largest:.2g}" if part.largest else ""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samebits.checkpoints import Checkpoints, load_checkpoint
 from samebits.errors import CorruptFileError
-from samebits.files import read_json, records
+from samebits.files import amount, read_json, records
 from samebits.schema import walk
 from samebits.status import CHECKPOINTS, METRICS, RESULT, step_of
 
@@ -56,12 +56,12 @@ def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: f
             break
         gap = first_gap(record, own, rounding) if own["step"] == step else Gap("the record is not there again")
         if gap.text:
-            after = f"; the {number:,} records before it are equal" if number else ""
+            after = f"; equal before it: {amount(number, 'record')}" if number else ""
             return Part(METRICS, "", f"step {step:,}: {gap.text}{after}")
         values, largest = values + len(record) - 1, max(largest, gap.relative)
     if extra := [record["step"] for record in ours[len(theirs) :] if record["step"] < last or at_end]:
         return Part(METRICS, "", f"step {extra[0]:,}: the record is not in the run")
-    return Part(METRICS, f"{values:,} values of {len(theirs):,} records" if values else "", "", largest)
+    return Part(METRICS, f"{amount(values, 'value')} of {amount(len(theirs), 'record')}" if values else "", "", largest)
 
 
 def _values(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,8 @@ def _checkpoint(name: str, a: dict[str, Any], b: dict[str, Any], rounding: float
     ours = {key: value for key, value in ours.items() if key in theirs or key.split(".")[0] in WEIGHTS}
     tensors = [value for value in theirs.values() if isinstance(value, Tensor)]
     gap = first_gap(theirs, ours, rounding)
-    return Part(name, f"{len(tensors)} tensors, {sum(t.numel() for t in tensors):,} values", gap.text, gap.relative)
+    counted = f"{amount(len(tensors), 'tensor')}, {amount(sum(t.numel() for t in tensors), 'value')}"
+    return Part(name, counted, gap.text, gap.relative)
 
 
 def compare_scores(run: Path, again: Path, rounding: float) -> Part:
