@@ -18,7 +18,7 @@ from lab.program import PROGRAM
 from samebits.runs import fill_directory
 from samebits.status import read_failure
 from samebits.testing import compose, status
-from samebits.testing.processes import free_port, limit, processes_with, warm
+from samebits.testing.processes import called, free_port, limit, processes_with, warm
 
 # a command that says after 0.2 s what it waits for (AGAIN_S: and how often), and waits for at most argv[1] seconds
 COMMAND = f"""
@@ -90,6 +90,20 @@ def test_a_limit_ends_who_waits_in_a_line(tmp_path: Path, who: str) -> None:
         found, said = ended(start(tmp_path, limit_s, f"process.timeout={timeout}", **env), tmp_path)
         assert found == 2
         assert re.fullmatch(rf"waiting for {awaited} .*\nerror: MASTER_ADDR=.* within 2 s: .*\n", said), said
+
+
+def test_a_host_that_still_connects_ends_without_a_teardown() -> None:
+    """Its thread is in a native call, and aborts the process where rank 0 answers during the teardown."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "import atexit, time, train\nfrom samebits.world.rendezvous import Wait\n"
+        "atexit.register(print, 'teardown')\n"
+        "try: Wait('rank 0').run(lambda: time.sleep(float(sys.argv[1])), 0.2)\n"
+        "except TimeoutError: pass\n"
+        "train.leave(2)"
+    )
+    for seconds, said in (("1000", ""), ("0", "teardown\n")):
+        assert called([sys.executable, "-c", code, seconds], code=2).stdout == said
 
 
 @pytest.mark.slow
