@@ -29,7 +29,7 @@ from samebits.loggers.options import MLflowConfig
 from samebits.runs import claimed, write_config
 from samebits.saved import read_config
 from samebits.testing import compose, kill_at, metrics, start_run, status
-from samebits.testing.processes import called, wait_for
+from samebits.testing.processes import called, limit, wait_for
 
 RUN = (*(text for text in QUICK if not text.startswith("logger=")), "trainer.max_steps=12", "trainer.log_every=2",
        "trainer.eval_every=4", "trainer.save_every=4")  # fmt: skip
@@ -191,7 +191,7 @@ def test_columns_of_the_csv_may_come_later(tmp_path: Path) -> None:
                 if n == 0 or not from_step:  # otherwise the thread is behind
                     written = threading.Event()
                     copy._calls.put(written.set)  # type: ignore[union-attr] # a thread
-                    assert written.wait(10)
+                    assert written.wait(limit(10))
                     table(tmp_path)
 
     nan = {"train/loss": float("nan")}
@@ -393,7 +393,8 @@ def test_mlflow_is_free_again_when_a_late_upload_has_ended(tmp_path: Path, monke
     monkeypatch.setattr(MLflowThread, "_new_run", lambda _: "x")
     write_config(PROGRAM, tmp_path, compose(*RUN, "logger=mlflow", "logger.mlflow.tracking_uri=http://x"))
     thread = MLflowThread(MLflowConfig("http://x"), PROGRAM, tmp_path, 0, 60.0)
-    wait_for(lambda: is_locked(tmp_path / ".mlflow"))
+    wait_for(lambda: thread._has_begun)  # not is_locked, which holds the lock for a moment: the thread would be refused
+    assert is_locked(tmp_path / ".mlflow")
     thread.finish("finished", 0.1)
     assert is_locked(tmp_path / ".mlflow")
     answer.set()

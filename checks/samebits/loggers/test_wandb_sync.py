@@ -139,34 +139,35 @@ def test_a_watch_sends_runs_while_they_grow_and_ends_with_them(finished: Path, t
 
     watching = begin()
     try:
-        with launching(tmp_path), claimed(run), open(run / "metrics.jsonl", "a") as file:
-            (run / "status.json").write_text(json.dumps({**end, "status": "running"}))
-            for i, line in enumerate(lines[:6]):
-                half = len(line) // 2
-                file.write(line[:half])
-                file.flush()
-                if i == 3:
-                    watching.send_signal(signal.SIGINT)
-                    said = watching.communicate(timeout=60)[0]
-                    assert watching.returncode == 130
-                    assert "continues where this one stopped" in said
-                    assert "Traceback" not in said
-                    watching = begin()
-                if i % 2:
-                    wait_for(lambda i=i: len(server.rows(name)) == i)  # type: ignore[misc]
-                file.write(line[half:])
-                file.flush()
-            wait_for(lambda: len(server.rows(name)) == 6)
-            assert server.summaries[name]["status"] == "running"
-            asked = server.asked.total()
-            file.writelines(lines[6:])
-        (run / "status.json").write_text(json.dumps(end))
-        wait_for(lambda: server.summaries[name]["status"] == "finished")
-        assert server.asked.total() > asked
-        assert watching.poll() is None  # a run is queued
-        shutil.copy(finished / "metrics.jsonl", queued)
-        (queued / "status.json").write_text(json.dumps({**end, "wandb_id": "queued"}))
-        said = watching.communicate(timeout=60)[0]
+        with launching(tmp_path):
+            with claimed(run), open(run / "metrics.jsonl", "a") as file:
+                (run / "status.json").write_text(json.dumps({**end, "status": "running"}))
+                for i, line in enumerate(lines[:6]):
+                    half = len(line) // 2
+                    file.write(line[:half])
+                    file.flush()
+                    if i == 3:
+                        watching.send_signal(signal.SIGINT)
+                        said = watching.communicate(timeout=limit(60))[0]
+                        assert watching.returncode == 130
+                        assert "continues where this one stopped" in said
+                        assert "Traceback" not in said
+                        watching = begin()
+                    if i % 2:
+                        wait_for(lambda i=i: len(server.rows(name)) == i)  # type: ignore[misc]
+                    file.write(line[half:])
+                    file.flush()
+                wait_for(lambda: len(server.rows(name)) == 6)
+                assert server.summaries[name]["status"] == "running"
+                asked = server.asked.total()
+                file.writelines(lines[6:])
+            (run / "status.json").write_text(json.dumps(end))
+            wait_for(lambda: server.summaries[name]["status"] == "finished")
+            assert server.asked.total() > asked
+            assert watching.poll() is None  # a run is queued
+            shutil.copy(finished / "metrics.jsonl", queued)
+            (queued / "status.json").write_text(json.dumps({**end, "wandb_id": "queued"}))
+            said = watching.communicate(timeout=limit(60))[0]
     finally:
         watching.kill()
     assert watching.returncode == 0, said

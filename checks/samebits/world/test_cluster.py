@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,8 @@ def test_the_argument_of_torch_distributed_launch_is_taken(monkeypatch: pytest.M
 
 
 def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:
-    """`count` pods of a PyTorchJob on this machine -> their exit statuses and what they said."""
+    """`count` pods of a PyTorchJob on this machine -> their exit statuses and what they said, but that they wait for
+    each other, as on a busy machine."""
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     started = [
         subprocess.Popen(  # not a warm process, in which TORCH_CPP_LOG_LEVEL is set too late: torch has been imported
@@ -53,7 +55,7 @@ def pods(count: int, *overrides: str, **more: str) -> list[tuple[int, str]]:
         for index in reversed(range(count))
     ]
     try:
-        said = [process.communicate(timeout=limit(60))[1] for process in started]
+        said = [re.sub(r"(?m)^waiting for .*\n", "", process.communicate(timeout=limit(60))[1]) for process in started]
     finally:
         for process in started:
             process.kill()

@@ -18,15 +18,16 @@ from lab.program import PROGRAM
 from samebits.runs import fill_directory
 from samebits.status import read_failure
 from samebits.testing import compose, status
-from samebits.testing.processes import free_port, limit, processes_with, warm
+from samebits.testing.processes import called, free_port, limit, processes_with, warm
 
-# a command that says after 0.2 s what it waits for, and waits for at most argv[1] seconds
+# a command that says after 0.2 s what it waits for (AGAIN_S: and how often), and waits for at most argv[1] seconds
 COMMAND = f"""
-import sys; sys.path.insert(0, {str(ROOT / "src")!r})
+import os, sys; sys.path.insert(0, {str(ROOT / "src")!r})
 from samebits import early_signals
 early_signals.prepare()
 from samebits.world import rendezvous
 rendezvous.SAY_S, rendezvous.START_TIMEOUT_S = 0.2, float(sys.argv.pop(1))
+rendezvous.SAY_AGAIN_S = float(os.environ.get("AGAIN_S", "60"))
 import train
 train.leave(train.main())
 """
@@ -91,6 +92,20 @@ def test_a_limit_ends_who_waits_in_a_line(tmp_path: Path, who: str) -> None:
         assert re.fullmatch(rf"waiting for {awaited} .*\nerror: MASTER_ADDR=.* within 2 s: .*\n", said), said
 
 
+def test_a_host_that_still_connects_ends_without_a_teardown() -> None:
+    """Its thread is in a native call, and aborts the process where rank 0 answers during the teardown."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "import atexit, time, train\nfrom samebits.world.rendezvous import Wait\n"
+        "atexit.register(print, 'teardown')\n"
+        "try: Wait('rank 0').run(lambda: time.sleep(float(sys.argv[1])), 0.2)\n"
+        "except TimeoutError: pass\n"
+        "train.leave(2)"
+    )
+    for seconds, said in (("1000", ""), ("0", "teardown\n")):
+        assert called([sys.executable, "-c", code, seconds], code=2).stdout == said
+
+
 @pytest.mark.slow
 def test_a_program_that_does_not_answer_is_left_as_well(tmp_path: Path) -> None:
     """Another program's port, which takes connections: within the store's own calls no signal is heard."""
@@ -121,12 +136,11 @@ def test_unlike_numbers_of_processes_are_named(tmp_path: Path, kind: str, sizes:
 @pytest.mark.parametrize("signalled", [0, 1])
 def test_a_signal_to_one_of_those_that_wait_ends_all(tmp_path: Path, signalled: int) -> None:
     port = str(free_port())
-    started = [start(tmp_path, 60, **RANK, RANK=str(rank), WORLD_SIZE="3", MASTER_PORT=port) for rank in range(2)]
-    for process in started:
-        assert process.stderr is not None
-        while not re.search("waiting for (ranks? .* of 3|rank 0)", line := process.stderr.readline()):
-            assert line, "it has ended"
-    time.sleep(2)
+    more = {**RANK, "WORLD_SIZE": "3", "MASTER_PORT": port, "AGAIN_S": "0.2"}
+    started = [start(tmp_path, 600, **more, RANK=str(rank)) for rank in range(2)]
+    assert started[0].stderr is not None
+    while "waiting for rank 2 of 3" not in (line := started[0].stderr.readline()):  # rank 1 has answered then
+        assert line, "it has ended"
     started[signalled].send_signal(signal.SIGTERM)
     for process in started:
         found, said = ended(process, tmp_path)

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -298,11 +299,20 @@ def test_a_new_batch_needs_few_page_faults(field: str, tmp_path: Path) -> None:
         file.create_dataset("x", data=values, **options)
     data, rows = Dataset(str(tmp_path / "f.h5"), {"x": "x"}), np.arange(64)[::-1]
     data.gather(rows)  # the pages of the file are mapped now
+    most, shown = values.nbytes // os.sysconf("SC_PAGE_SIZE") // 4, []
+    for _ in range(5):  # where memory is full, the kernel has small pages for a moment, or for all
+        lacking, _ = faults_of(lambda: np.ones(values.nbytes, np.uint8))
+        faults, batch = faults_of(lambda: data.gather(rows)["x"])
+        assert batch.numpy().tobytes() == values[::-1].tobytes()
+        shown.append((faults, lacking))
+    assert any(faults < lacking + most for faults, lacking in shown), shown
+
+
+def faults_of(work: Callable[[], Any]) -> tuple[int, Any]:
+    """Return how many page faults the work takes, and what it returns."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    batch = data.gather(rows)["x"]
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    assert batch.numpy().tobytes() == values[::-1].tobytes()
-    assert faults < batch.numel() // os.sysconf("SC_PAGE_SIZE") // 4
+    made = work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, made
 
 
 WRITER = """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 import io
+import os
 import re
 import struct
 import sys
@@ -224,6 +226,23 @@ def test_tfrecord(tmp_path: Path, packed: bool) -> None:
         (tmp_path / "a.tfrecord").write_bytes(damage)
         with pytest.raises(ConfigError, match=message):
             run(tmp_path / "a.tfrecord")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc")
+def test_shards_are_closed_with_their_source(tmp_path: Path) -> None:
+    """Also in a program that packs many sets."""
+    write_tar(tmp_path / "a.tar", [("0.cls", b"7"), ("1.cls", b"8")])
+    (tmp_path / "a.tfrecord").write_bytes(record({"x": np.arange(2)}, True))
+    for name in ("a.tar", "a.tfrecord"):
+        source = open_source(str(tmp_path / name), PackOptions(quiet=True))
+        assert is_open(tmp_path / name), "it has read the first sample"
+        del source
+        gc.collect()
+        assert not is_open(tmp_path / name)
+
+
+def is_open(path: Path) -> bool:
+    return any(os.path.realpath(link) == str(path) for link in Path("/proc/self/fd").iterdir())
 
 
 def test_crc32c_of_the_standard() -> None:

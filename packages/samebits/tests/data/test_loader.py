@@ -225,15 +225,31 @@ def test_all_rows_are_advised_before_they_are_read(num_workers: int | str) -> No
     assert sum(map(len, table.calls)) >= 100 * 20
 
 
+class Clock:
+    """The time that a trial measures: a moment for each look, and what a data set adds. A busy machine adds nothing."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.lock = 0.0, threading.Lock()
+        patch.setattr(choose, "time", self)
+
+    def perf_counter(self) -> float:
+        return self.after(1e-6)
+
+    def after(self, seconds: float) -> float:
+        with self.lock:
+            self.now_s += seconds
+            return self.now_s
+
+
 def test_a_trial_reads_few_rows_of_a_set_that_is_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a file that is not in memory, or whose chunks take long to decode. An evaluation makes no trial."""
 
     class Slow(Table):
         def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
-            time.sleep(0.002 * len(rows))
+            clock.after(0.002 * len(rows))
             return super().gather(rows, out)
 
-    table, batch = Slow(4096), 1024
+    clock, table, batch = Clock(monkeypatch), Slow(4096), 1024
     with Loader(table, endless(4096, batch), CPU, kind="threads", cores=1, seed=0) as loader:
         assert max(map(len, table.calls)) <= 16
         assert "measured: 1 thread" in loader.why
@@ -252,15 +268,15 @@ def test_a_trial_reads_few_rows_of_a_set_that_is_read_slowly(monkeypatch: pytest
     assert max(map(len, quick.calls)) == 64
 
 
-def test_a_trial_gathers_whole_batches_if_each_call_takes_long() -> None:
+def test_a_trial_gathers_whole_batches_if_each_call_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a data set that asks a server once per call: small parts would show a wrong speed."""
 
     class PerCall(Table):
         def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
-            time.sleep(0.03)
+            clock.after(0.03)
             return super().gather(rows, out)
 
-    table = PerCall(4096)
+    clock, table = Clock(monkeypatch), PerCall(4096)
     Loader(table, endless(4096, 64), CPU, kind="threads", cores=1, seed=0).close()
     assert [*map(len, table.calls)][:7] == [1, 2, 4, 8, 16, 32, 1]
     assert set(map(len, table.calls[7:])) == {64}

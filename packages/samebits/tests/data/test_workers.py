@@ -399,9 +399,17 @@ def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "whole batches, for the dataset's own collate" in loader.why
 
 
-def test_auto_takes_more_workers_than_cores_where_samples_wait() -> None:
+def test_auto_takes_more_workers_than_cores_where_samples_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = open_workers._rate
+
+    def idle(source: Any, plan: Any, skip: int) -> float:
+        """The speed on a machine that does nothing else: skip is twice the number of workers."""
+        assert rate(source, plan, skip) > 0
+        return skip / 2 / 0.02
+
+    monkeypatch.setattr(open_workers, "_rate", idle)
     with Loader(Noisy(size=4000, sleep=0.02), plan_of(4000), CPU, seed=7, cores=1) as loader:
-        assert loader.num_workers >= 4, loader.why
+        assert loader.num_workers == 8, loader.why
 
 
 def test_the_search_ends_where_more_gain_nothing_or_cannot_be_started() -> None:

@@ -22,7 +22,8 @@ def _generators_as_they_were() -> Iterator[None]:
 
 
 def test_deterministic_means_all_three_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is as before for the tests after this one
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     try:
         make_deterministic()

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,9 +24,16 @@ from samebits.world.environment import rank_environment
 from samebits.world.watchdog import HangWatchdog
 
 
+class Patient(Board):
+    """Waits for an answer of the store however busy this machine is."""
+
+    def ask(self, call: Callable[[Any], Any], default: Any, wait_s: float = 0.0) -> Any:
+        return super().ask(call, default, limit(60))
+
+
 def test_a_failure_is_heard_by_all_but_the_one_that_failed(tmp_path: Path) -> None:
     def work(world: World, folder: Path) -> None:
-        board = Board(os.environ)
+        board = Patient(os.environ)
         assert board.look(world.rank) == ""
         world.barrier()
         if world.rank == 1:
@@ -40,7 +49,7 @@ def test_each_round_has_its_own_reports(tmp_path: Path) -> None:
     """A rank that reported in an earlier round, and says nothing now, must be missing now."""
 
     def work(world: World, folder: Path) -> None:
-        board, own = Board(os.environ), {"rank": world.rank}
+        board, own = Patient(os.environ), {"rank": world.rank}
         for number in range(3):
             if world.rank == number:
                 board.say_where(world.rank, own, f"stack of {number}")
@@ -141,6 +150,6 @@ def test_a_launcher_finds_the_store_of_its_ranks(tmp_path: Path) -> None:
     file = str(tmp_path / "store")
     environments = [rank_environment(rank, 2, file) for rank in range(2)]
     tell_failed(1, environments[0])
-    assert [Board(env).look(rank) for rank, env in enumerate(environments)] == [FAILED, ""]
+    assert [Patient(env).look(rank) for rank, env in enumerate(environments)] == [FAILED, ""]
     tell_failed(0, rank_environment(0, 1, str(tmp_path / "alone")))
     assert not (tmp_path / "alone").exists(), "one rank has nobody to tell"

@@ -11,6 +11,7 @@ from functools import partial
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -241,6 +242,7 @@ class ShardSource(EncodedSource):
         descriptors: dict[int, int] = self.__dict__.setdefault("_descriptors", {})
         if number not in descriptors:
             descriptors[number] = os.open(self.files[number], os.O_RDONLY)
+            finalize(self, os.close, descriptors[number])
         return os.pread(descriptors[number], size, offset)
 
     def __getstate__(self) -> dict[str, Any]:

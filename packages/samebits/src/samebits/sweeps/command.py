@@ -143,9 +143,10 @@ def leave(status: int) -> NoReturn:
     """End this process with an exit status.
 
     A rank ends without Python's teardown. A thread of gloo may still release its last tensor then, and if it requests
-    the interpreter during teardown, the process aborts (in 1 of 30 runs under torchrun)."""
+    the interpreter during teardown, the process aborts (in 1 of 30 runs under torchrun). The same holds for a thread
+    that still connects to a rank 0 that came too late."""
     early_signals.ignore_signals()
-    if dist_env.size is None:
+    if dist_env.size is None and not run_rendezvous.is_waiting():
         sys.exit(status)
     sys.stdout.flush()
     sys.stderr.flush()

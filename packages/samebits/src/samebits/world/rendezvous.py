@@ -13,6 +13,7 @@ import platform
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -39,6 +40,7 @@ SAY_S, SAY_AGAIN_S = (
 )  # seconds after which a waiting process prints for whom it waits, and between repetitions
 POLL_S = 0.05
 LISTED = 8  # maximum number of processes in a message
+MEETING = "meeting"  # name of the threads that wait for other processes
 
 
 class Wait:
@@ -72,7 +74,7 @@ class Wait:
 
         began, say_s = time.monotonic(), SAY_S
         with held_signals():  # the thread inherits the blocked signals
-            Thread(target=work, name="meeting", daemon=True).start()
+            Thread(target=work, name=MEETING, daemon=True).start()
             try:
                 while not futures.wait([done], POLL_S).done:
                     if heeds and (asked := _asked()):
@@ -96,7 +98,7 @@ def _verdict(wait: Wait) -> str:
 def _at_most(seconds: float, function: Callable[[], Any]) -> Any:
     """Return function(), or None if it has not ended in time."""
     found: list[Any] = []
-    thread = Thread(target=lambda: found.append(function()), daemon=True)
+    thread = Thread(target=lambda: found.append(function()), name=MEETING, daemon=True)
     thread.start()
     thread.join(seconds)
     return found[0] if found else None
@@ -160,6 +162,11 @@ class Rendezvous:
         """Publish the decision. Wait until the followers in `hear` have read it, because the store ends afterwards."""
         store().set(VERDICT, verdict)
         Wait("").until(lambda: store().check([f"heard/{index}" for index in hear]))
+
+    def is_waiting(self) -> bool:
+        """Return True if a thread still waits for other processes, perhaps in a native call, although the wait is
+        over."""
+        return any(thread.name == MEETING for thread in threading.enumerate())
 
     def leave_to_ranks(self) -> None:
         """Leave the publication to rank 0, which this process will start."""
