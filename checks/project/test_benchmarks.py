@@ -71,6 +71,7 @@ SMALL = {
     "benchmarks/seeds.py": "--tables 4 --rows 2 5 --seeds 3",
     "benchmarks/startup.py": ONE,
     "benchmarks/startup_ranks.py": ONE,
+    "benchmarks/startup_rows.py": f"{ONE} --written 2e3 --holes 1e4 --folder {{}}",
     "benchmarks/step.py": f"{ONE} --steps 50",
     "benchmarks/sweep.py": "--quick",
     "benchmarks/threads.py": "--quick",

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from scale_shards import first_of, load_of, payload_of, rank_of, saves_of
 from samebits.checkpoints import Checkpoints, shard_plan, sharded
 from samebits.checkpoints.background import Copies
 from samebits.checkpoints.checkpoint import load_lazily
+from samebits.checkpoints.integrity import Summing, failure_line
 from samebits.errors import CorruptFileError, RunFailed
 from samebits.parallel.balance import COLUMNS
 
@@ -151,6 +153,44 @@ def test_shards_are_a_whole_or_refused() -> None:
             assert not shard_plan.is_whole((7, 4), [*parts[:k], *other, *parts[k + 1 :]])
     with pytest.raises(ValueError, match=r"^the shards of x do not make up its shape \(8,\)$"):
         shard_plan.make_index({"x": torch.zeros(8)}, [[[0, [0], [4], 0, 16]], [[0, [0], [4], 0, 16]]])
+
+
+@pytest.mark.parametrize("at_once", [None, 1000])
+def test_a_small_shard_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int | None) -> None:
+    """And not the 39 parts of torch.save, each of which runs Python code that holds up the loop. at_once: bytes that
+    the system writes in a call."""
+    calls: list[int] = []
+
+    class Counted:
+        def __init__(self, file: Any) -> None:
+            self.file, self.tell = file, file.tell
+
+        def write(self, data: Any) -> int:
+            calls.append(len(data))
+            return self.file.write(memoryview(data)[:at_once])
+
+    monkeypatch.setattr(shard_plan, "Summing", lambda file: Summing(Counted(file)))  # type: ignore[arg-type]
+    counts = []
+    for count in (30, 300):
+        tensors = {str(k): torch.full((90_000 // count,), float(k)) for k in range(count)}
+        shards = [shard_plan.Shard(k, str(k), [0], [90_000 // count]) for k in range(count)]
+        calls.clear()
+        size, total, rows = shard_plan.write_shards(tmp_path / "shards", tensors, shards)
+        counts.append(len(calls))  # torch.save flushes at its end
+        raw = (tmp_path / "shards").read_bytes()
+        assert (len(raw), zlib.crc32(raw)) == (size, total)
+        for (number, _, _, first, length), value in zip(rows, tensors.values(), strict=True):
+            assert torch.equal(torch.load(io.BytesIO(raw[first : first + length])), value), number
+    assert counts == [30, 300] or at_once
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a full device")
+@pytest.mark.parametrize("rows", [8, 1 << 20])
+def test_a_full_disk_is_the_error(rows: int) -> None:
+    """Also if it is found when the buffer is written."""
+    with pytest.raises(OSError, match="No space left") as raised:
+        shard_plan.write_shards(Path("/dev/full"), {"x": torch.ones(rows)}, [shard_plan.Shard(0, "x", [0], [rows])])
+    assert failure_line(raised.value) == "No space left on device"
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "flipped"])

@@ -251,6 +251,27 @@ def test_advice_brings_rows_into_memory(missing: tuple[str, ...], path: Path, mo
     assert check(data, 0) == "ok"
 
 
+@pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="this system does not tell where holes are")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rows_in_holes_are_requested(shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system returns a byte of a hole at once, although the page is not in memory: using it from the mapping would
+    load megabytes around each row."""
+    for k in range(shards):
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            file.create_dataset("x", (10_000 // shards, 1 << 16), np.uint8)[-1:] = 1
+    if 512 * (tmp_path / "0.h5").stat().st_blocks > 100 << 20:
+        pytest.skip("this file system writes holes")
+    data = Dataset(str(tmp_path / "*.h5"), {"x": "x"})
+    asked: list[int] = []
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset, flags: 1)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, begin, size, advice: asked.append(size))
+    data.advise(np.arange(9_999))
+    assert sum(asked) >= 9_998 << 16
+    asked.clear()
+    data.advise(np.array([9_999]))  # written, so it is in memory
+    assert not asked
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_few_bytes_are_probed_of_rows_that_are_in_memory(
     shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

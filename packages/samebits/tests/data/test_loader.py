@@ -241,6 +241,27 @@ class Clock:
             return self.now_s
 
 
+@pytest.mark.parametrize("consumed", [1, 2, 10, 100])
+def test_the_first_batches_do_not_wait_for_thousands_of_samples(consumed: int) -> None:
+    """What is read or requested ahead grows with what was consumed: a run of two steps on a cold file reads little."""
+
+    class Asked(Table):
+        def advise(self, rows: np.ndarray) -> None:
+            self.asked.update(rows.tolist())
+
+    table = Asked(1 << 20, ())
+    table.asked = set()  # type: ignore[attr-defined]
+    plan = TrainPlan(sequential(table, 0), 8, [8], 0, 1, 0)
+    with Loader(table, plan, CPU, kind="threads", num_workers=16, cores=2, seed=0) as loader:
+        batches = iter(loader)
+        for _ in range(consumed):
+            next(batches)
+        wait_for(loader._source._filler.tasks.empty)  # all jobs have begun; closing the loader waits for their end
+    read = {row for rows in table.calls for row in rows.tolist()} | table.asked  # type: ignore[attr-defined]
+    assert 8 * consumed <= len(read) <= 8 * 64 * consumed
+    assert consumed < 100 or max(map(len, table.calls)) == 8 * 64  # by then a job has the full size
+
+
 def test_a_trial_reads_few_rows_of_a_set_that_is_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a file that is not in memory, or whose chunks take long to decode. An evaluation makes no trial."""
 

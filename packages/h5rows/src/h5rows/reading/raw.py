@@ -113,6 +113,7 @@ class RawFile:
         except FileNotFoundError:  # opened again, here or in a worker
             raise _removed(self.path) from None
         check_same(self.path, self.identity, identity_of(held.fd))
+        self._has_holes = 512 * os.fstat(held.fd).st_blocks < self.identity[2]
         self._held, key = held, id(self)
         _opened[key] = weakref.ref(self, lambda _: _opened.pop(key, None))
         return held
@@ -164,7 +165,11 @@ class RawFile:
         """Return True if a byte is in memory; False if not, or if the system cannot tell."""
         held = self._open()
         try:
-            return os.preadv(held.fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
+            if os.preadv(held.fd, [bytearray(1)], at, os.RWF_NOWAIT) != 1:
+                return False
+            # the system also returns a byte of a hole, which has no memory: using it from the mapping would load
+            # megabytes of zeros around it, unless it is requested before
+            return not self._has_holes or os.lseek(held.fd, at, os.SEEK_DATA) == at
         except (AttributeError, OSError):
             return False
 

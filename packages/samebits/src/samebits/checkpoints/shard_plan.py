@@ -11,6 +11,7 @@ torch.distributed.checkpoint (DCP) is imported in the functions that use it.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samebits.checkpoints.integrity import Summing
+from samebits.checkpoints.integrity import CHUNK, Summing
 from samebits.shards import is_dtensor, local_parts
 from samebits.world import World
 
@@ -97,16 +98,15 @@ def _copies(value: Any, world: World) -> tuple[int, int]:
 def write_shards(path: Path, tensors: Mapping[str, Tensor], shards: Sequence[Shard]) -> tuple[int, int, list[Row]]:
     """Write the shards into one file, as DCP does. Return (bytes, CRC-32, rows of the index)."""
     rows = []
-    with open(path, "wb") as file:
-        summed = Summing(file)
+    with open(path, "wb", buffering=0) as file, io.BufferedWriter(summed := Summing(file), CHUNK) as buffered:
         for number, key, offsets, sizes in shards:
             part = local_parts([tensors[key]])[0].detach().cpu()
             if part.untyped_storage().nbytes() != part.nbytes:
                 part = part.clone()  # torch.save writes the whole storage
-            first = file.tell()
-            torch.save(part, summed)
-            rows.append([number, offsets, sizes, first, file.tell() - first])
-        file.flush()
+            first = buffered.tell()
+            torch.save(part, buffered)
+            rows.append([number, offsets, sizes, first, buffered.tell() - first])
+        buffered.flush()
         os.fsync(file.fileno())
         return file.tell(), summed.sum, rows
 

@@ -158,13 +158,14 @@ class Ring:
         self._start()
         jobs: deque[_Job] = deque()
         group, told = _group(plan, self.dataset), _told(plan, self.dataset, self.num_threads + 2)
-        jobs_ahead = self._jobs_ahead(plan, group(0))
-        begin = 0
+        jobs_ahead = self._jobs_ahead(plan, max(group(0), group(GROUP_MOST) - GROUP_MOST))
+        begin, delivered = 0, 0
         try:
             while True:
-                while len(jobs) < jobs_ahead:
+                # few at first: the first batches must not wait until thousands of samples are read from a disk
+                while len(jobs) < min(jobs_ahead, delivered + 2):
                     begin = self._submit(plan, begin, group(begin), jobs, told)
-                job = jobs.popleft()
+                job, delivered = jobs.popleft(), delivered + 1
                 job.ready.acquire()
                 if job.error is not None:
                     raise job.error
@@ -175,12 +176,12 @@ class Ring:
             for job in jobs:
                 job.cancelled = True
 
-    def _jobs_ahead(self, plan: Plan, end: int) -> int:
-        """Return how many jobs the threads get in advance. end: end of the first job."""
+    def _jobs_ahead(self, plan: Plan, size: int) -> int:
+        """Return how many jobs the threads get in advance. size: micro-batches of a job."""
         count, part = self.num_threads + 2, plan(0)
         if self._filler.side is None or part is None or is_ragged(self.dataset.spec):
             return count
-        rows = end * len(part[0])
+        rows = size * len(part[0])
         locked = sum(locked_bytes(rows * sample_bytes({"": field})) for field in self.dataset.spec.values())
         return max(2, min(count, _LOCKED_BYTES // locked))
 
@@ -220,18 +221,18 @@ def _told(plan: Plan, dataset: Any, jobs: int) -> _Told:
     jobs: number of jobs that are in progress or prepared."""
     if not hasattr(dataset, "advise"):
         return lambda begin, end: ()
-    part = plan(0)
+    part, told = plan(0), 0
     if not ahead_bytes(dataset) or part is None:
 
         def soon(begin: int, end: int) -> list[range]:
-            ahead = (end - begin) * jobs
-            later = range(begin + ahead, end + ahead)
-            return [range(begin, end), later] if begin < ahead else [later]  # no job before has advised its own
+            nonlocal told
+            first, told = told, max(told, end + min((end - begin) * jobs, end))
+            return [range(first, end), range(max(first, end), told)]  # its own rows first, unless a job before has
 
         return soon
     row_bytes = getattr(dataset, "nbytes", 0) / len(dataset) if is_ragged(dataset.spec) else sample_bytes(dataset.spec)
     own = ahead_bytes(dataset) / dist_env.local_size  # the ranks of a host share the cache
-    ahead, told = int(own / max(1, row_bytes * len(part[0]))) + 1, 0
+    ahead = int(own / max(1, row_bytes * len(part[0]))) + 1
     ahead = min(ahead, -(-len(dataset) // len(part[0])))  # at most one epoch
     # Large steps need few requests, because neighboring rows are merged. Even larger ones left the network idle between
     # two steps, and mixed rows of several windows, because all rows of a shard in a step are requested together.
@@ -259,7 +260,7 @@ def _group(plan: Plan, dataset: Any) -> Callable[[int], int]:
         return lambda begin: begin + 1
     if window(0) is None:
         group = min(max(1, GROUP_BYTES // batch_bytes), GROUP_MOST)
-        return lambda begin: begin + group
+        return lambda begin: begin + min(group, begin + 1)  # 1, 2, 4, ...: the first one is needed soon
     most = max(1, _WINDOW_BYTES // batch_bytes)
 
     def window_end(begin: int) -> int:  # so that each chunk of a window is read and decompressed once
