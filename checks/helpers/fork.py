@@ -31,7 +31,9 @@ def copy_of_the_project(folder: Path) -> Path:
     for cache in (
         one for source in code for one in source.rglob("__pycache__")
     ):  # compiling them takes longer than most commands
-        shutil.copytree(cache, folder / cache.relative_to(ROOT), dirs_exist_ok=True)
+        # another process may be writing x.pyc as x.pyc.<number>, which is gone a moment later
+        written = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(cache, folder / cache.relative_to(ROOT), ignore=written, dirs_exist_ok=True)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 
 from lab.program import PROGRAM
 from samebits.config import initialize
+from samebits.testing import metrics
 from samebits.testing.processes import limit, sample_of, warm
 
 # As a build of torch with CUDA on a machine without NVML, where even counting starts CUDA. Children may: they end.
@@ -53,6 +55,17 @@ def test_a_warm_process_ends_as_one_that_was_just_started(tmp_path: Path) -> Non
         real, ours = subprocess.run(command, **options), warm.run(command, **options)
         assert (ours.returncode, ours.stdout) == (real.returncode, real.stdout)
         assert ours.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
+
+
+def test_a_line_that_a_run_is_writing_is_not_read(tmp_path: Path) -> None:
+    """The kernel shows a line in two parts where it crosses a page."""
+    whole = '{"step": 1, "time": 5.0, "train/loss": 0.5}\n'
+    for written, steps in (("", []), ('{"st', []), (whole, [1]), (whole + '{"step": 2, "ti', [1])):
+        (tmp_path / "metrics.jsonl").write_text(written)
+        assert [line["step"] for line in metrics(tmp_path)] == steps
+    (tmp_path / "metrics.jsonl").write_text('{"st\n' + whole)
+    with pytest.raises(json.JSONDecodeError):
+        metrics(tmp_path)
 
 
 @pytest.mark.slow  # it imports all that any test needs

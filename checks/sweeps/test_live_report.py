@@ -23,7 +23,7 @@ from lab.program import PROGRAM
 from samebits.runs import claimed
 from samebits.sweeps.report import read_study
 from samebits.testing import metrics
-from samebits.testing.processes import called, free_port, wait_for
+from samebits.testing.processes import called, free_port, limit, wait_for
 
 REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 KEY = "train/loss"
@@ -52,7 +52,7 @@ def served(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 def asked(address: str, **headers: str) -> tuple[int, str]:
     try:
-        with urlopen(Request(address, headers=headers), timeout=30) as answer:
+        with urlopen(Request(address, headers=headers), timeout=limit(30)) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
@@ -87,7 +87,7 @@ def test_only_the_printed_address_answers_and_only_with_its_pages(tmp_path: Path
         assert taken.startswith(f"error: --serve {host.split(':')[1]}: the port is in use; give another one")
         assert taken.count("\n") == 1
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30) == ("", "")
+        assert process.communicate(timeout=limit(30)) == ("", "")
         assert process.returncode == 130
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
@@ -136,7 +136,7 @@ def test_a_killed_server_leaves_nothing(tmp_path: Path) -> None:
         with served(str(tmp_path), "--serve", port) as (address, process):
             wait_for(lambda address=address: data(address)["count"] == 1)  # type: ignore[misc]
             process.send_signal(how)
-            process.wait(30)
+            process.wait(limit(30))
         with suppress(OSError):
             asked(address)
             raise AssertionError("it still answers")

@@ -8,16 +8,18 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from common import QUICK, ROOT, TRAIN
+from fork import copy_of_the_project, run_python
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.extras import missing
+from samebits.project import Program
 from samebits.runs import claimed
 from samebits.sweeps.report import Objective, best_group, groups, read_study, save_best, write, write_study
 from samebits.sweeps.report.best import override_list
@@ -145,15 +147,13 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
 
 
 @pytest.fixture
-def experiment() -> Iterator[Path]:
-    path = PROGRAM.conf / "experiment" / "best_lr.yaml"
-    assert not path.exists()
-    yield path
-    path.unlink(missing_ok=True)
+def project(tmp_path: Path) -> Program:
+    """A copy, because tests that run at the same time list the options of the project."""
+    return replace(PROGRAM, root=copy_of_the_project(tmp_path / "project"))
 
 
 @pytest.mark.slow
-def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path, experiment: Path) -> None:
+def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path, project: Program) -> None:
     """Groups, nested groups, a null, a new key, another experiment: all in one yaml; its run repeats the result."""
     options = [
         *(o for o in QUICK if not o.startswith("model")), "experiment=digits", "model.width=4,8", "optim=sgd",
@@ -162,8 +162,9 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     ]  # fmt: skip
     command = [*TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}/lr"]
     called(command, seconds=100)
-    said = called([*REPORT, str(tmp_path / "lr"), "--save-best"])
+    said = run_python(project.root, "src/report.py", str(tmp_path / "lr"), "--save-best")
     assert "./run train experiment=best_lr" in said.stdout
+    experiment = project.conf / "experiment/best_lr.yaml"
     assert experiment.read_text().startswith("# @package _global_\n# ./run train experiment=best_lr\n")
     assert "seed" not in yaml.safe_load(experiment.read_text())
     best = best_group(read_study(PROGRAM, [tmp_path / "lr"]))
@@ -173,19 +174,19 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
     for other in (text, "seed: 1\n"):
         experiment.write_text(other)
         with pytest.raises(ConfigError, match=r"experiment/best_lr\.yaml: exists .* --overwrite$"):
-            save_best(PROGRAM, study, best)
+            save_best(project, study, best)
         assert experiment.read_text() == other
-    save_best(PROGRAM, study, best, overwrite=True)
+    save_best(project, study, best, overwrite=True)
     assert experiment.read_text() == text
     again = ["experiment=best_lr", "logger=none", "hardware=cpu", "hardware.num_threads=1", "seed=1"]
-    called([*TRAIN, *again, f"hydra.run.dir={tmp_path}/again"])
+    run_python(project.root, "src/train.py", *again, f"hydra.run.dir={tmp_path}/again")
     first = next(job for job in best.jobs if job.config["seed"] == 1)
     scores = {key: value for key, value in result(tmp_path / "again").items() if "/" in key}
     assert scores == {key: first.result[key] for key in scores}
 
 
 @pytest.mark.slow
-def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) -> None:
+def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, project: Program) -> None:
     for best in job_dirs(copy)[3:6]:
         config = yaml.safe_load((best / "config.yaml").read_text())
         del config["data"]["transforms"]  # a deletion
@@ -193,8 +194,8 @@ def test_save_best_refuses_what_a_yaml_cannot_say(copy: Path, experiment: Path) 
     group = best_group(study := read_study(PROGRAM, [copy]))
     assert group is not None
     with pytest.raises(ConfigError, match=r"data\.transforms.*list of overrides"):
-        save_best(PROGRAM, study, group)
-    assert not experiment.exists()
+        save_best(project, study, group)
+    assert not (project.conf / "experiment/best_lr.yaml").exists()
 
 
 @pytest.mark.slow

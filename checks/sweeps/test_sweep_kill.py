@@ -120,10 +120,10 @@ def test_two_starts_share_the_work(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_start_takes_over_what_another_leaves(tmp_path: Path) -> None:
     """The first hangs in a job and is killed; the second, which has waited for that job, runs it."""
-    where = f"hydra.sweep.dir={tmp_path}/s"
-    command = faulty_command(SLOWLY, *SWEEP, "seed=range(3)", where)
+    where, hangs = f"hydra.sweep.dir={tmp_path}/s", tmp_path / "hangs"
+    command = faulty_command(f"open({str(hangs)!r}, 'w').close(); {SLOWLY}", *SWEEP, "seed=range(3)", where)
     first = warm.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL)
-    wait_for(lambda: [status(p)["status"] for p in job_dirs(tmp_path / "s")].count("finished") == 1)
+    wait_for(hangs.exists)  # else the second could begin that job
     second = popen(*SWEEP, "seed=range(3)", where)
     wait_for(lambda: [status(p)["status"] for p in job_dirs(tmp_path / "s")].count("finished") == 2)
     time.sleep(1.5)

@@ -56,6 +56,25 @@ def test_each_line_is_read_once_and_none_half(tmp_path: Path) -> None:
     assert runs.rows(KEY, version)["runs"] == []  # nothing new: nothing is sent
 
 
+def test_a_run_that_has_finished_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that ends between two of the reads of one look."""
+    run = made(tmp_path / "a", steps=3)
+    real = live.read_json
+
+    def read(path: Path) -> Any:
+        if path.name == "status.json":
+            write(run, 3, 4)
+            (run / "result.json").write_text(f'{{"{KEY}": 0.25}}')
+            (run / "status.json").write_text('{"status": "finished"}')
+        return real(path)
+
+    monkeypatch.setattr(live, "read_json", read)
+    runs = LiveRuns([tmp_path], tmp_path)
+    runs.refresh()
+    found = of(runs, "a")
+    assert (found["status"], found["score"], found["step"]) == ("finished", 0.25, 3)
+
+
 def test_what_is_no_number_for_a_page_is_left_out(tmp_path: Path) -> None:
     run = made(tmp_path / "a", "finished", steps=1)
     large = "1" + "0" * 400

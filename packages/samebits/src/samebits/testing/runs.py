@@ -175,8 +175,12 @@ def last_checkpoint(run_dir: Path) -> dict[str, Any]:
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl, without values that depend on the clock."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    """Return the lines of metrics.jsonl, without values that depend on the clock.
+
+    The last line counts when it is whole: a run may be writing it.
+    """
+    whole, _, _ = (run_dir / "metrics.jsonl").read_text().rpartition("\n")
+    lines = [json.loads(line) for line in whole.splitlines()]
     return [
         {k: v for k, v in line.items() if k != "time" and not k.startswith(("perf/", "balance/"))} for line in lines
     ]

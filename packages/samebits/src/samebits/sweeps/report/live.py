@@ -76,6 +76,8 @@ class LiveRun:
         before = (self.status, self.error)
         changed = {name for name in FILES if self._has_changed(name)}
         try:
+            if self._read_status(now, bool(changed)):  # first, because a run writes it last: the others are complete
+                changed |= {name for name in FILES if name != STATUS and self._has_changed(name)}
             if METRICS in changed:
                 self._read_metrics(most)
             if TRAIN_LOG in changed:
@@ -83,7 +85,6 @@ class LiveRun:
             if RESULT in changed:
                 result = read_json(self.path / RESULT)
                 self.score = {k: v for k, v in result.items() if "/" in k and is_number(v)}
-            self._read_status(now, bool(changed))
         except (ConfigError, OSError) as error:  # a damaged file of one run does not end the page
             self.status, self.error = "unreadable", visible(first_line(error))
             for name in changed:
@@ -118,11 +119,11 @@ class LiveRun:
         self._known[name] = stamp
         return True
 
-    def _read_status(self, now: float, changed: bool) -> None:
-        """Update the status. The lock is tried rarely, and only while the status is running, because a run that starts
-        at that moment would find it held."""
+    def _read_status(self, now: float, changed: bool) -> bool:
+        """Update the status. Return False if it need not be read. The lock is tried rarely, and only while the status
+        is running, because a run that starts at that moment would find it held."""
         if not changed and (self.status not in (*UNDER_WAY, "silent") or now - self._asked < ASK_S):
-            return
+            return False
         record = read_json(self.path / STATUS)
         self.error = visible(str(record.get("error") or "").strip().partition("\n")[0])
         self.status = str(record.get("status", "queued"))
@@ -131,6 +132,7 @@ class LiveRun:
             self.status = current_status(self.path)
             if self.status in UNDER_WAY and now - self.written >= SILENT_S:
                 self.status = "silent"
+        return True
 
     def _read_metrics(self, most: int) -> None:
         """Read the lines after the offset; all of them if the file was written again, as a resume does."""
