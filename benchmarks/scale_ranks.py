@@ -1,6 +1,6 @@
 """What rank 0 of 8, 128 and 1,024 ranks says to the others, and what that costs its processor.
 
-    ./run python benchmarks/scale_ranks.py [--rounds 5]
+    ./run python benchmarks/scale_ranks.py [--rounds 5] [--quick]
 
 One process takes itself for rank 0 and does a whole run (the digits, an MLP, DDP on the CPU) in a process group without
 others: nothing is sent, and all are thought to say what rank 0 says. Counted: the collectives of a step, a log, an
@@ -230,17 +230,19 @@ def little(size: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of few ranks: whether it works")
     args = parser.parse_args()
+    rounds, sizes, counts = (1, (2,), RANKS[:1]) if args.quick else (args.rounds, (2, 8, 32), RANKS)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of c10d, which asks DNS for the names of the clients
     print("| real ranks | barrier, ms | gather of 40 bytes, ms | broadcast, ms |\n|---|---|---|---|")
-    for size in (2, 8, 32):  # first: forked before anything has started a thread
+    for size in sizes:  # first: forked before anything has started a thread
         print(f"| {size} | {' | '.join(f'{ms:.1f}' for ms in little(size))} |", flush=True)
     print("\n| clients of the store | what | all of them, ms | of the store's processor, ms |\n|---|---|---|---|")
-    for ranks in RANKS:
+    for ranks in counts:
         print("\n".join(store_costs(ranks)), flush=True)
     print("\n| ranks | part | collectives | bytes in them | rank 0's code, ms |\n|---|---|---|---|---|")
-    for ranks in RANKS:
-        print("\n".join(table_of(ranks, args.rounds)), flush=True)
+    for ranks in counts:
+        print("\n".join(table_of(ranks, rounds)), flush=True)
 
 
 if __name__ == "__main__":

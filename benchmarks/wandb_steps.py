@@ -40,8 +40,11 @@ def one(kind: str, steps: int, server: Server) -> tuple[float, float]:
         lines = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
         speed = (lines[-1]["step"] - lines[0]["step"]) / (lines[-1]["time"] - lines[0]["time"])
         server.ill = None
-        time.sleep(3)  # the run's process sends the rest, so that no round pays for the one before
-        subprocess.run(["pkill", "-TERM", "-f", f"{folder}/run live"], check=False)  # of this run alone
+        sender = f"{folder}/run live"  # of this run alone
+        end = time.time() + 3  # it sends the rest, so that no round pays for the one before
+        while time.time() < end and subprocess.run(["pgrep", "-f", sender], stdout=subprocess.DEVNULL).returncode == 0:
+            time.sleep(0.1)
+        subprocess.run(["pkill", "-TERM", "-f", sender], check=False)
         return speed, ended - lines[-1]["time"]
 
 

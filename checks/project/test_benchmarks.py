@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
+import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ import numpy as np
 import pytest
 from common import NEEDS_GPT, ROOT, needs
 
-from samebits.testing.processes import called, importing, sample_of, wait_for
+from samebits.testing.processes import called, importing, sample_of, wait_for, warm
 
 sys.path.append(str(ROOT / "benchmarks"))
 import bench
@@ -67,7 +71,7 @@ SMALL = {
     "benchmarks/report_scale.py": "--jobs 20",
     "benchmarks/save.py": f"{ONE} --mb 1 --folder {{}}",
     "benchmarks/scale.py": "--quick",
-    "benchmarks/scale_ranks.py": ONE,
+    "benchmarks/scale_ranks.py": "--quick",
     "benchmarks/seeds.py": "--tables 4 --rows 2 5 --seeds 3",
     "benchmarks/startup.py": ONE,
     "benchmarks/startup_ranks.py": ONE,
@@ -77,6 +81,10 @@ SMALL = {
     "benchmarks/threads.py": "--quick",
     "benchmarks/wandb_steps.py": f"{ONE} --steps 100",
 }
+# these measure commands, which are forked here from the warm process
+OF_COMMANDS = [
+    f"benchmarks/{name}.py" for name in ("bench", "head", "startup", "startup_ranks", "sweep", "wandb_steps")
+]
 BESIDE = {  # which test runs it
     "tools/prose.py": "checks/samebits/test_prose.py",
     "tools/reference.py": "checks/project/test_references.py",
@@ -115,10 +123,49 @@ def test_each_script_runs_in_a_test() -> None:
         assert re.search(rf"\b{Path(script).stem}\b", (ROOT / test).read_text()), script
 
 
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """Fork the commands of subprocess.run from the warm process if they are of this project; return them."""
+    run, forked = subprocess.run, []
+
+    def either(command: Sequence[str], **options: Any) -> Any:
+        python, first = [*command, ""][:2]
+        if python != sys.executable or not (first.startswith("-") or Path(first).is_relative_to(ROOT)):
+            return run(command, **options)
+        forked.append(command)
+        return warm.run([*command], **options)
+
+    monkeypatch.setattr(subprocess, "run", either)
+    return forked
+
+
 @pytest.mark.slow
 @NEEDS_GPT
 @needs("src/h5.py", "src/report.py", "conf/model/resnet.yaml", "conf/experiment/imagenet.yaml")
-@pytest.mark.parametrize("script", SMALL)
+@pytest.mark.parametrize("script", OF_COMMANDS)
+def test_a_script_of_commands_runs_in_small(
+    tmp_path: Path, script: str, forking: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [script, *SMALL[script].split()])
+    status: Any = None
+    try:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code
+    assert not status
+    said = capsys.readouterr()
+    assert re.search(r"\d", said.out)  # a figure
+    assert "Traceback" not in said.err
+    assert forking
+
+
+@pytest.mark.slow
+@NEEDS_GPT
+@needs("src/h5.py", "src/report.py", "conf/model/resnet.yaml", "conf/experiment/imagenet.yaml")
+@pytest.mark.parametrize("script", [name for name in SMALL if name not in OF_COMMANDS])
 def test_a_script_runs_in_small(tmp_path: Path, script: str) -> None:
     if script.endswith("parquet.py"):
         pytest.importorskip("datasets")

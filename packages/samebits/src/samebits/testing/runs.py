@@ -116,7 +116,8 @@ def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path
         start(program(), program().read(compose(*overrides)), run_dir, list(overrides), own_process)
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(False)
+        if torch.are_deterministic_algorithms_enabled():  # the call imports torch._inductor, which takes a second
+            torch.use_deterministic_algorithms(False)
         torch.autograd.set_detect_anomaly(False)
     return run_dir
 
