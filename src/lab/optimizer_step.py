@@ -9,8 +9,8 @@ The loop passes an `OptimizerStep` to the task's train_step, which calls it:
     optimizer_step.parameters(objective)            the parameters that the objective's optimizer updates
     optimizer_step.update(objective)                clip the gradients in p.grad and update the parameters
 
-Nothing here waits for the device, with two exceptions: an optimizer without a fused kernel if steps may be skipped, and
-an optimizer that needs a closure.
+Nothing here waits for the device, with three exceptions: an optimizer without a fused kernel if steps may be skipped,
+an optimizer that needs a closure, and FSDP's CPU offload with fp16 or with sample weights.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class OptimizerStep:
     def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]:
         """Run forward and backward on the step's micro-batches. Return the objective's losses.
 
-        p.grad of `parameters` becomes the gradient of the loss `loss_name`, averaged over the samples of all ranks. It
-        is 0 if p affects only the loss "loss", and None if it affects neither. Each call replaces the gradients; they
-        are not accumulated over calls."""
+        p.grad of `parameters` becomes the gradient of the loss `loss_name`, averaged over all ranks' samples. If p
+        affects only the loss "loss", it is 0, because DDP needs a gradient; if neither, None. Each call replaces the
+        gradients; they are not accumulated over calls."""
         values = self._backward(objective, batches, loss_name)
         if self.world.size > 1:  # copy: the next backward pass of DDP reuses this memory
             for p in self.parameters(objective):
@@ -94,8 +94,8 @@ class OptimizerStep:
         """Return [function(batch), ...] for the step's micro-batches, computed without gradients under autocast.
 
         The next call of `gradients` or optimizer_step(...) starts from the same random state, so its dropout masks are
-        equal if `losses` draws in the same order. Buffers do not change. From these outputs a task can compute a loss
-        across all samples of the step (GradCache)."""
+        the same if it draws in the same order. Buffers do not change. From the outputs a task can compute a loss across
+        all samples of the step, as GradCache does (Gao et al. 2021)."""
         sizes, task = self.hardware.micro_batch_sizes, self.state.task
         with self.step_rng.repeatable([self.state.model, task]), self.hardware.autocast():
             return [function(batch) for _, batch in with_sizes(batches, sizes, task)]
@@ -224,7 +224,7 @@ class OptimizerStep:
                 with nullcontext() if i == len(sizes) - 1 else without_sync(net):
                     with autocast():
                         losses = net(batch)[0]  # keep no output: a language model's logits are large
-                        weights = weights_without_padding(task, batch)
+                        weights = weights_with_padding_at_zero(task, batch)
                     check_losses(losses_key(task), losses, size, names_of_losses, loss_name)
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
@@ -257,8 +257,7 @@ class OptimizerStep:
             weight = self.world.all_reduce_sum(weight.detach().clone())
             num_samples = sum(self.hardware.micro_batch_sizes)
             factor = torch.where(weight > 0, num_samples * self.world.size / weight, 0.0)
-            # with FSDP's CPU offload the gradients are on the host
-            torch._foreach_mul_(local_parts(gradients), factor.to(gradients[0].device))
+            torch._foreach_mul_(local_parts(gradients), factor.to(gradients[0].device))  # CPU offload: on the host
             totals = {name: value * factor for name, value in totals.items()}
         return totals
 
@@ -314,12 +313,12 @@ class Closure:
 
     def __init__(self, optimizer_step: OptimizerStep, objective: str, closure: Callable[[], Tensor]) -> None:
         self.optimizer_step, self.objective, self.closure = optimizer_step, objective, closure
-        self.known: Tensor | None = None
-        self.known, self.norm = self._computed()
+        self.first_loss: Tensor | None = None
+        self.first_loss, self.norm = self._computed()
 
     def __call__(self) -> Tensor:
         """Return the loss, 0-d, with the gradients in p.grad. The first call returns the loss of __init__."""
-        loss, self.known = self.known, None
+        loss, self.first_loss = self.first_loss, None
         return self._computed()[0] if loss is None else loss
 
     def _computed(self) -> tuple[Tensor, Tensor]:
@@ -341,7 +340,7 @@ def with_sizes(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterat
         yield size, batch
 
 
-def weights_without_padding(task: Task, batch: Batch) -> Tensor | None:
+def weights_with_padding_at_zero(task: Task, batch: Batch) -> Tensor | None:
     """Return the task's weights (B,); None: all 1. Padding of an epoch's last batch (drop_last=false) has weight 0."""
     weights, is_real = task.sample_weights(batch), batch.get("is_real")
     if is_real is None:
@@ -379,8 +378,8 @@ def clip(gradients: list[Tensor], limit: float | None) -> Tensor:
 def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[], Tensor] | None = None) -> None:
     """Call the optimizer's step, unless a gradient is not finite.
 
-    non_finite: 0-d, 1 if a gradient is not finite; None if steps are never skipped (they are with fp16 and with
-    trainer.non_finite=skip). A fused kernel skips by itself; for other optimizers the host waits for this value."""
+    non_finite: 0-d, 1 if a gradient is not finite; None if steps cannot be skipped (see may_skip). A
+    fused kernel skips by itself; for other optimizers the host waits for this value."""
     if non_finite is not None:
         if takes_found_inf(optimizer):
             optimizer.found_inf = non_finite  # type: ignore[attr-defined]
