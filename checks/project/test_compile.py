@@ -197,7 +197,7 @@ def test_full_batches_hold_every_row_once() -> None:
             plan, k = EvalPlan(size, 4, rank, ranks, in_step, full=True), 0
             while (got := plan(k)) is not None:
                 numbers, rows = got
-                length, count = plan.rows_and_real(k)
+                length, count = plan.size_and_real(k)
                 assert len(numbers) == len(rows) == length == 4
                 assert (numbers[count:] == -1).all()
                 assert (numbers[:count] == rows[:count]).all()

@@ -36,13 +36,13 @@ def evaluate(
     batches: Iterable[Batch],
     world: World,
     hardware: Hardware,
-    rows_and_real: Callable[[int], tuple[int, int]],
+    size_and_real: Callable[[int], tuple[int, int]],
     observers: Iterable[Callable[[Any, Batch], None]] = (),
     compute: Callable[[Any, World], Any] = lambda metric, world: metric.compute(world),
 ) -> dict[str, float]:
     """Return {loss, <loss name>, <metric>, ...}: means over the samples of all ranks, each counted once.
 
-    model: without wrappers. rows_and_real(k) -> (rows of the k-th batch, number of real samples): the other rows are
+    model: without wrappers. size_and_real(k) -> (number of rows of batch k, number of real samples): the others are
     padding (trainer.pad_eval_batches). observers: called with (output, batch), without the padding. compute: called as
     compute(metric, world) for the result of a metric with state.
     """
@@ -60,7 +60,7 @@ def evaluate(
         metric.reset()
     with evaluation_mode(model, task):
         for k, batch in enumerate(batches):
-            size, real = rows_and_real(k)  # the rows after the first `real` are padding
+            size, real = size_and_real(k)  # the rows after the first `real` are padding
             with autocast():
                 losses, output = net(batch)
                 weights = task.sample_weights(batch)
@@ -147,7 +147,7 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
     """Return {<split>/loss, <split>/<metric>, ...} of the model, which is without wrappers."""
     batches = until_stopped(loader, state.step, run)
     observers = overridden_methods(run.callbacks, "on_eval_batch")
-    scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.rows_and_real, observers)
+    scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.size_and_real, observers)
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
             metric.write(run.directory / f"{split}_{name}")

@@ -82,7 +82,7 @@ def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
             loaders.append(experiment.eval_loader(what.split, whole=True))
             stack.callback(loaders[-1].close)
         for k, batches in enumerate(zip(*loaders)):
-            rows, real = loaders[0].plan(k)[1], loaders[0].rows_and_real(k)[1]  # type: ignore[index]
+            rows, real = loaders[0].plan(k)[1], loaders[0].size_and_real(k)[1]  # type: ignore[index]
             values = {name: copied(batches[0], name) for name in what.fields}
             values |= averaged([outputs(member, batch, what) for member, batch in zip(members, batches)])
             yield rows[:real], {name: value[:real] for name, value in values.items()}

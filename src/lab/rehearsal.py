@@ -52,7 +52,7 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
             first: list[Batch] = []
             with closing(noted(loader, first)) as batches:
                 found = evaluate(
-                    model, task, batches, run.world, run.hardware, loader.rows_and_real, observers, compute
+                    model, task, batches, run.world, run.hardware, loader.size_and_real, observers, compute
                 )
             scores |= {f"{split}/{name}": value for name, value in found.items()}
             if first and overrides(task, "predict"):

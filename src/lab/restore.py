@@ -116,4 +116,4 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
         replace(run.experiment, world=alone).eval_loader(split) as loader,
     ):
         on = alone.device
-        return evaluate(run.model.to(on), run.task.to(on), loader, alone, hardware, loader.rows_and_real)
+        return evaluate(run.model.to(on), run.task.to(on), loader, alone, hardware, loader.size_and_real)

@@ -97,14 +97,14 @@ def _eval_s(state: TrainState, loader: Loader, hardware: Hardware, world: World,
     batches, took_s = iter(loader), 0.0
     for number in range(count):
         began = time.perf_counter()
-        one, rows_and_real = itertools.islice(batches, 1), partial(_lengths_from, loader, number)
-        evaluate(state.model, state.task, one, world, hardware, rows_and_real)
+        one, size_and_real = itertools.islice(batches, 1), partial(_lengths_from, loader, number)
+        evaluate(state.model, state.task, one, world, hardware, size_and_real)
         took_s = time.perf_counter() - began
     return took_s
 
 
 def _lengths_from(loader: Loader, first: int, k: int) -> tuple[int, int]:
-    return loader.rows_and_real(first + k)
+    return loader.size_and_real(first + k)
 
 
 def shape_of(cfg: DictConfig) -> str:

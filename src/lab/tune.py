@@ -79,7 +79,7 @@ class Trial(Experiment):
                 step(batches)
             for scored in data.eval_loaders.values():
                 first = itertools.islice(scored, 1)
-                evaluate(state.model, state.task, first, self.this_process, hardware, scored.rows_and_real)
+                evaluate(state.model, state.task, first, self.this_process, hardware, scored.size_and_real)
 
 
 def steps_of(

@@ -33,7 +33,7 @@ def rows_of(loader: Loader) -> list[int]:
     """Those that count."""
     rows, k = [], 0
     while (part := loader.plan(k)) is not None:
-        rows += part[1][: loader.rows_and_real(k)[1]].tolist()
+        rows += part[1][: loader.size_and_real(k)[1]].tolist()
         k += 1
     loader.close()
     return rows
@@ -73,7 +73,7 @@ def test_ranks_are_in_step_where_they_talk(monkeypatch: pytest.MonkeyPatch, way:
     sizes, rows = [], []
     for rank in range(3):
         loader, _ = loader_of(rank, 3, 10, *more)
-        sizes.append([loader.rows_and_real(k)[0] for k in range(9)])
+        sizes.append([loader.size_and_real(k)[0] for k in range(9)])
         rows += rows_of(loader)
     assert sizes == [[10] * 8 + [4]] * 3
     assert sorted(rows) == list(range(250))
@@ -87,7 +87,7 @@ def test_samples_that_are_compared_are_not_those_of_a_micro_batch(monkeypatch: p
     hardware, world = resolve_hardware(config.hardware, config.trainer), World(0, 1, 0, torch.device("cpu"))
     monkeypatch.setattr(Supervised, "needs_global_batch", True)
     with make_eval_loader(config, hardware, make_dataset(config, "val"), "val", world) as loader:
-        assert loader.rows_and_real(0) == (12, 12)
+        assert loader.size_and_real(0) == (12, 12)
 
 
 def test_what_a_rank_takes_does_not_depend_on_its_host() -> None:

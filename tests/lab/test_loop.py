@@ -172,7 +172,7 @@ class Data:
         for k, size in enumerate(self.sizes):
             yield {"x": torch.arange(size * 3.0).view(size, 3) / 7 - k, "y": torch.full((size,), float(k))}
 
-    def rows_and_real(self, k: int) -> tuple[int, int]:
+    def size_and_real(self, k: int) -> tuple[int, int]:
         return self.sizes[k], self.sizes[k]
 
 

@@ -50,7 +50,7 @@ def test_an_evaluation_has_each_row_once(size: int, count: int, limit: int | Non
             at, k = {}, 0
             while (part := plan(k)) is not None:
                 numbers, rows = part
-                whole, counted = plan.rows_and_real(k)
+                whole, counted = plan.size_and_real(k)
                 assert (len(rows), (numbers >= 0).sum()) == (whole, counted)
                 assert whole <= batch_size
                 assert (numbers[:counted] == rows[:counted]).all()
@@ -64,7 +64,7 @@ def test_an_evaluation_has_each_row_once(size: int, count: int, limit: int | Non
                 assert (marked["lane"][counted:] == count).all()
                 k += 1
             assert plan.common <= k
-            shapes.append([plan.rows_and_real(number)[0] for number in range(k)])
+            shapes.append([plan.size_and_real(number)[0] for number in range(k)])
         assert len(found) == min(size, limit or size)
         assert min(map(len, shapes)) == plans[0].common
         if in_step:

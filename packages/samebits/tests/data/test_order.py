@@ -169,7 +169,7 @@ def test_a_rank_without_a_row_of_its_own_is_in_step_with_one_of_the_set() -> Non
     for rank, counted in ((0, 1), (1, 0), (2, 0)):
         plan = EvalPlan(1, 4, rank, 3, in_step=True)
         assert plan(0)[1].tolist() == [0]  # type: ignore[index]
-        assert plan.rows_and_real(0) == (1, counted)
+        assert plan.size_and_real(0) == (1, counted)
         assert (plan.num_rows, plan.common) == (counted, 1)
         assert plan(1) is None
 
@@ -189,7 +189,7 @@ def test_evaluation_counts_each_row_once(
         numbers, rows = ([one for part in batches for one in part[i].tolist()] for i in (0, 1))
         assert set(rows) <= set(range(size))
         assert numbers == [*rows[: plan.num_rows], *[-1] * (len(rows) - plan.num_rows)]
-        told = [plan.rows_and_real(k) for k in range(len(batches))]
+        told = [plan.size_and_real(k) for k in range(len(batches))]
         assert [size_k for size_k, _ in told] == [len(part) for _, part in batches]
         assert all(0 < rows <= batch_size for rows, _ in told)
         assert not whole or all(counted in (0, rows) for rows, counted in told)
@@ -212,7 +212,7 @@ def test_a_part_of_a_set_is_one_choice_for_any_ranks_and_batches(
         plan = EvalPlan(size, batch_size, rank, num_ranks, in_step, count)
         k = 0
         while (part := plan(k)) is not None:
-            seen += part[1][: plan.rows_and_real(k)[1]].tolist()
+            seen += part[1][: plan.size_and_real(k)[1]].tolist()
             k += 1
     count = min(count, size)
     chosen = stratified_subset(np.arange(count), count, size)

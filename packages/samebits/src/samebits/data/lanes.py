@@ -95,7 +95,7 @@ class LanePlan:
         part += 0 if step <= self._steps else (step - self._steps) * -(-self._rows[0] // self._width)
         return min(step, self._steps), part * self._width, step >= self._steps
 
-    def rows_and_real(self, k: int) -> tuple[int, int]:
+    def size_and_real(self, k: int) -> tuple[int, int]:
         """Return (number of rows, number of rows that count) of the k-th batch; padding is at its end."""
         _, first, last = self._at(k)
         rows = self._width if self._full else min(self._width, self._rows[last] - first)
@@ -105,7 +105,7 @@ class LanePlan:
         """Return (sample ids, rows) of the k-th batch, each (B,) int64; None after the last batch."""
         if k >= self._num_batches:
             return None
-        (step, first, _), (rows, counted), (rank, num_ranks) = self._at(k), self.rows_and_real(k), self._places
+        (step, first, _), (rows, counted), (rank, num_ranks) = self._at(k), self.size_and_real(k), self._places
         lane = rank + num_ranks * np.arange(first, first + counted, dtype=np.int64)
         chosen = lane * self._length + np.minimum(lane, self._longer) + step
         filler = np.zeros(rows - counted, dtype=np.int64)

@@ -302,7 +302,7 @@ class EvalPlan:
         """Return (sample ids, rows) of the k-th batch, each (B,) int64; None after the last batch."""
         if k >= self._num_batches:
             return None
-        rows, counted = self.rows_and_real(k)
+        rows, counted = self.size_and_real(k)
         begin, _ = self._places(k)
         part = self._own[begin : begin + counted]
         positions = np.arange(part.start, part.stop, part.step, dtype=np.int64)
@@ -312,7 +312,7 @@ class EvalPlan:
         chosen = chosen if self._of_rows is None else self._of_rows[chosen]
         return np.where(np.arange(rows) < counted, chosen, -1) if rows > counted else chosen, chosen
 
-    def rows_and_real(self, k: int) -> tuple[int, int]:
+    def size_and_real(self, k: int) -> tuple[int, int]:
         """Return (number of rows, number of rows that count) of the k-th batch; padding is at its end."""
         begin, end = self._places(k)
         return end - begin, max(0, min(end, self.num_rows) - begin)

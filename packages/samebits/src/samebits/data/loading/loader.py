@@ -121,7 +121,7 @@ class Loader:
         self.is_stream = isinstance(dataset, Stream)
         self._with_rows = rows and not self.is_stream
         self._waits = waits_on(device)
-        self.rows_and_real: Any = getattr(plan, "rows_and_real", None)
+        self.size_and_real: Any = getattr(plan, "size_and_real", None)
         self.kind, self.why = choose.kind_of(dataset, plan, device, kind)
         self._samples = Samples(dataset, seed, split)
         self._source: Any = None  # None: opened by the first batch
@@ -179,7 +179,7 @@ class Loader:
         The digests are those of row 0, or of the first samples of a stream that this rank has read; [] if the data set
         has `gather`."""
         samples = self._samples
-        if self.is_stream and self.rows_and_real is None:
+        if self.is_stream and self.size_and_real is None:
             self.first()
         elif len(samples) and not samples.has("gather"):
             with own_random_numbers():
@@ -242,7 +242,7 @@ class Loader:
                 "(`needs_sample_ids = True`) - give it another name in data.fields"
             )
         # sample ids of an evaluation are rows, or -1 for padding
-        row = sample_ids.clone() if self.rows_and_real is not None else indices_on(self.device, self.plan(k)[1])  # type: ignore[index]
+        row = sample_ids.clone() if self.size_and_real is not None else indices_on(self.device, self.plan(k)[1])  # type: ignore[index]
         if getattr(self.plan, "padded", False):
             row = torch.where(sample_ids < 0, -1, row)
         return {**batch, "row": row}
