@@ -229,15 +229,13 @@ class OptimizerStep:
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
                         weight = weights.sum() if weight is None else weight + weights.sum()
-                    sums = {name: value.sum() for name, value in losses.items()}
-                    loss = sums[loss_name]
+                    means = {name: value.sum() / num_samples for name, value in losses.items()}
+                    loss = means[loss_name]
                     if loss_name != "loss":
-                        loss = loss + 0 * sums["loss"]  # because DDP waits for gradients of all parameters
-                    # the gradient of the mean: dividing the loss instead costs one more operation in the backward pass
-                    (scaler.scale(loss) if scaler else loss).backward(loss.new_full((), 1 / num_samples))
-                for name, value in sums.items():
-                    mean = value.detach() / num_samples
-                    totals[name] = totals[name] + mean if name in totals else mean
+                        loss = loss + 0 * means["loss"]  # because DDP waits for gradients of all parameters
+                    (scaler.scale(loss) if scaler else loss).backward()
+                for name, value in means.items():
+                    totals[name] = totals[name] + value.detach() if name in totals else value.detach()
         self.after_all_reduce()
         self.step_rng.use_shared()  # the same random numbers on all ranks, so that updates are equal
         gradients = gradients_of(trained)
