@@ -510,7 +510,7 @@ RUNS = [
     row("data=synthetic data._target_=lab.models.zoo.Items data.input_shape=[3,8,8]", "MLP was built for samples of shape (3, 8, 8) but got (1, 8, 8): set data.input_shape=[1,8,8], the shape of x after data.transforms"),
     row("data=synthetic data._target_=lab.models.zoo.Items data.input_shape=[1,8,8] model.input_shape=[3,8,8]", "MLP was built for samples of shape (3, 8, 8) but got (1, 8, 8): set model.input_shape=[1,8,8]"),
     row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
-    row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1297 samples of the training split"),
+    row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1,297 samples of the training split"),
     row("data.splits.val.group=valid", "data.splits.val.group: [...]digits.h5 has no group 'valid' [...]; did you mean 'val'? [...]"),
     row("data.splits.train=null", "data.splits.train=null: there is no training data - name the group that contains it"),
     row("data.splits.train.rows=[0,2]", "data.splits.train.rows=[0, 2]: must be two shares with 0 <= begin < end <= 1, such as [0, 0.9]"),
