@@ -185,7 +185,7 @@ def test_only_what_was_copied_is_deleted_and_no_code_changes_under_a_run(there: 
     (there.copy / "data.h5").touch()
     (there.here / "it's a $file.txt").unlink()
     said = there.run("box", "second", code=2)
-    assert "is running, and 1 files have changed here (deleted)" in said
+    assert "is running, and 1 of the files here changed (deleted)" in said
     assert (there.copy / "it's a $file.txt").exists()
     (there.copy / "go").touch()
     assert process.wait(limit(30)) == 7

@@ -72,7 +72,7 @@ def test_it_is_of_the_result_files_and_says_which_failed_and_why(sweep: Path) ->
     assert "9 jobs: 6 finished, 3 failed" in text
     assert "3 x: lr=1e+30 seed=0, lr=1e+30 seed=1, lr=1e+30 seed=2" in text
     assert "gradients were not finite" in text
-    assert re.search(r"^Time: \S+ hours of 9 jobs, on CPUs\.\n\nCode: commit \w{7}", text, re.MULTILINE)
+    assert re.search(r"^Time: \S+ h of 9 jobs, on CPUs\.\n\nCode: commit \w{7}", text, re.MULTILINE)
     failed = [row for row in rows(sweep / "report.csv") if row["status"] == "failed"]
     assert len(failed) == 3
     assert all("not finite" in row["why no score"] and not row["val/loss"] for row in failed)

@@ -152,7 +152,7 @@ def test_a_sweep_that_is_submitted_and_left(slurm: Cluster, tmp_path: Path) -> N
         assert "2 jobs not ended; to look again, repeat the command with sweep=left" in said
         assert not (folder / "report.md").exists()
         again = submitted("seed=0,1,2")
-        assert "1 batch jobs submitted as job array" in again, again
+        assert "1 batch job submitted as job array" in again, again
         assert "3 jobs, 3 not ended" in again
         called([*REPORT, folder])
         assert len(listed()) == 3

@@ -129,9 +129,9 @@ FAULTS = {
     "os.kill(os.getpid(), signal.SIGBUS)": ["killed by SIGBUS (a data file was cut short", "in faulty"],
     "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); bytearray(2**34)": ["MemoryError", "in faulty"],
     "os.fork() or time.sleep(1000); os.kill(os.getpid(), signal.SIGKILL)": ["killed by SIGKILL"],
-    # a process outside of the job's group holds the lock of its directory for another second, as a rank that is slow to
+    # a process outside of the job's group holds the lock of its directory for some seconds, as a rank that is slow to
     # die does
-    "pid = os.fork() or (os.setsid(), time.sleep(1), os._exit(0))\n"
+    "pid = os.fork() or (os.setsid(), time.sleep(3), os._exit(0))\n"
     "while os.getsid(pid) != pid: time.sleep(0.01)\n"
     "os.kill(os.getpid(), signal.SIGKILL)": ["killed by SIGKILL"],
     "os._exit(3)": ["the job ended with status 3, without an error record"],

@@ -97,7 +97,7 @@ def test_a_run_without_checkpoints_has_nothing_to_compare(copied: Path) -> None:
     ("change", "said"),
     [
         (lambda r: r[3].__setitem__("train/loss", 2.0), "step 12: train/loss is 2.0 in the run, "),
-        (lambda r: r[3].pop("train/lr"), "step 12: train/lr is not in the run; the 3 records"),
+        (lambda r: r[3].pop("train/lr"), "step 12: train/lr is not in the run; equal before it: 3 records"),
         (lambda r: r[3].__setitem__("train/mine", 1.0), "step 12: train/mine is not there again"),
         (lambda r: r.pop(4), "step 12: the record is not"),
         (lambda r: r.append({"step": 24, "train/loss": 1.0}), "step 24: the record is not there again"),

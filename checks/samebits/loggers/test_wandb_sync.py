@@ -313,6 +313,10 @@ def test_the_marker_of_a_dead_run_of_another_host_does_not_count(tmp_path: Path)
         (tmp_path / ".lock.held").write_text(f"{os.getpid()}\n{os.uname().nodename}\n")
         os.utime(tmp_path / ".lock.held", (0, 0))
         assert is_running(tmp_path), "a process of this host"
+    (tmp_path / ".lock.held").write_text("1\nelsewhere\n")
+    os.utime(tmp_path / ".lock.held", (0, 0))
+    with claimed(tmp_path):
+        assert is_running(tmp_path), "the lock is the kernel's; the marker is older"
 
 
 @pytest.mark.slow

@@ -121,12 +121,14 @@ def _flock_within(fd: int, wait_s: float) -> bool:
     """Lock for writing. Return False if this file system does not support flock. Raise Busy after wait_s seconds."""
     if wait_s == math.inf:
         return _flock(fd, fcntl.LOCK_EX)
-    until = time.monotonic() + wait_s
+    until = None
     while True:
         try:
             return _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except Busy:
-            if time.monotonic() > until:
+            if until is None:
+                until = time.monotonic() + wait_s
+            if time.monotonic() >= until:
                 raise
         time.sleep(POLL_S)
 
@@ -149,11 +151,15 @@ def marker_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.held")  # not `path`, which may have content
 
 
-def is_of_another_host(marker: Path) -> bool:
-    """Return True if a process of another host made the marker, so that nobody here can check if it is alive."""
+def is_marked_elsewhere(path: Path) -> bool:
+    """Return True if the lock is held by the marker of a process of another host, so that nobody here can check if this
+    process is alive."""
     try:
-        _, host, *_ = (*read_text(marker, errors="replace").splitlines(), "", "")
-    except FileNotFoundError:
+        with open(path, "rb") as file:
+            if _flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB):
+                return False
+        _, host, *_ = (*read_text(marker_of(path), errors="replace").splitlines(), "", "")
+    except (Busy, FileNotFoundError):
         return False
     return host not in ("", platform.node())
 

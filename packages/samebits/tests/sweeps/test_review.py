@@ -95,20 +95,20 @@ def test_hours_and_energy_are_sums_of_what_was_measured() -> None:
     assert (found.hours, found.gpu_hours, found.gpus, found.untimed) == (0.2, 0.4, {"H100": 2}, 0)
     assert found.energy_kwh == pytest.approx(2 * 400 * 360 / 3.6e6)
     assert lines(of)[:2] == [
-        "Time: 0.2 hours of 2 jobs, 0.4 GPU hours (H100 in 2 jobs).",
+        "Time: 0.2 h of 2 jobs, 0.4 GPU hours (H100 in 2 jobs).",
         "Energy: 0.08 kWh of the GPUs, from their measured power.",
     ]
     unmeasured = cost(study([replace(two, **watts), replace(two, number=1)]))
     assert (unmeasured.hours, unmeasured.energy_kwh) == (0.2, None)
     on_cpu = study([job(0, {"seed": 0}, 0.1, spent_s=3600.0, gpus=())])
     assert (cost(on_cpu).gpu_hours, cost(on_cpu).energy_kwh) == (0, None)
-    assert lines(on_cpu) == ["Time: 1 hours of 1 job, on CPUs."]
+    assert lines(on_cpu) == ["Time: 1 h of 1 job, on CPUs."]
     unknown = study([job(0, {"seed": 0}, 0.1, spent_s=3600.0), two])
     assert (cost(unknown).untimed, cost(unknown).hours) == (1, 0.1)
-    assert lines(unknown)[0].startswith("Time: 0.1 hours of 1 of 2 jobs, 0.2 GPU hours")
+    assert lines(unknown)[0].startswith("Time: 0.1 h of 1 of 2 jobs, 0.2 GPU hours")
     assert "without 1 job whose time or GPUs are not recorded" in lines(unknown)[0]
     waiting = replace(job(2, {"seed": 2}, None), status="queued")
-    assert lines(study([two, waiting]))[0] == "Time: 0.1 hours of 1 of 2 jobs, 0.2 GPU hours (H100 in 1 job)."
+    assert lines(study([two, waiting]))[0] == "Time: 0.1 h of 1 of 2 jobs, 0.2 GPU hours (H100 in 1 job)."
 
 
 def test_seconds_of_unfinished_jobs_and_gpus_are_those_recorded(tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
 
     remedy: how to translate names: the end of the error, and of the line that says that few parameters were loaded, if
     names differ. Raise ConfigError if no parameter fits, if those that fit are below LEAST both of the model and of the
-    file, or if more parameters have another shape than fit: it is a model of another size. Otherwise entries of another
-    shape are not counted, as a head may have another size.
+    file, or if only vectors, such as biases, fit and matrices do not: it is a model of another width. Otherwise entries
+    of another shape are not counted, as a head may have another size.
     """
     own = model.state_dict()
     fits = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
@@ -222,12 +222,10 @@ def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
     }
     differences = [f"{what}: {format_keys(names)}" for what, names in parts.items() if names]
     hint = f" - {remedy}" if remedy and missing and unknown else ""
-    unlike, alike = (sum(name in of_model for name in names) for names in (others, fits))
-    if unlike > alike or share(others) < LEAST:
+    fits_a_matrix, misses_one = (any(own[name].ndim > 1 for name in names) for names in (fits, others))
+    if (misses_one and not fits_a_matrix) or share(others) < LEAST:
         found = f"has only {fitting:,} of the model's {parameters:,} parameters"
-        if unlike > alike > 0:
-            found = f"{unlike} of the {unlike + alike} weights that both have do not fit the model"
-        elif not fitting:
+        if not fitting:
             found = "no weight in it fits the model"
         hint = hint or " - use the model settings of its training"
         raise ConfigError(f"{source}: {found}: {'; '.join(differences)}{hint}")

@@ -144,7 +144,7 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     """Return the line for an unknown option of a group, or an unknown group in a defaults list."""
     missing = (error.missing_cfg_file or "").lstrip("/")
     for key, value in (one.split("=", 1) for one in argv if "=" in one):
-        if missing == f"{key}/{value}" and (value.startswith(("/", ".", "~")) or Path(value).suffix):
+        if missing == f"{key}/{value}" and ("/" in value or (key == "data" and Path(value).suffix)):
             hint = f" - give {key}.path={value}" * (key == "data")
             known = ", ".join(yamls.options(key, argv, conf))
             return f"{key}={value}: is a path, not an option{hint} ({key} has: {known})"

@@ -302,14 +302,14 @@ def upload(project: Project, run_dir: Path, how: str, feed: Feed, pid: int | Non
     run, lines, had = send_wandb(project, run_dir, feed, run_dir, "online", pid)
     finish_wandb(project, run, run_dir, feed.status)
     if lines < had:
-        held_there = f"has {amount(had, 'line')}, metrics.jsonl only {lines}"
+        held_there = f"has {amount(had, 'line')}, metrics.jsonl only {lines:,}"
         return f"{held_there}: the run was resumed from an earlier step; resume it again"
     for _ in range(5):
         now = held(arguments)
         if now is not None and now.is_whole(lines, feed.status):
-            return f"{lines - had} of {amount(lines, 'line')} sent" + f", as a new run {run.id}" * new
+            return f"{lines - had:,} of {amount(lines, 'line')} sent" + f", as a new run {run.id}" * new
         time.sleep(1)
-    raise RunFailed(f"the server has {now.count if now else 0} of {amount(lines, 'line')}")
+    raise RunFailed(f"the server has {now.count if now else 0:,} of {amount(lines, 'line')}")
 
 
 @contextmanager

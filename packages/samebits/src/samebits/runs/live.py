@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samebits.code import ENVIRONMENT
 from samebits.files import read_json
-from samebits.locks import Lock, is_locked, is_of_another_host, marker_of
+from samebits.locks import Lock, is_locked, is_marked_elsewhere, marker_of
 from samebits.runs.directory import LOCK, is_claimed
 from samebits.status import METRICS, STATUS
 
@@ -29,7 +29,7 @@ def is_running(directory: Path) -> bool:
     Locks of another host are not visible on each shared file system, and a marker of another host outlives its
     process."""
     if is_claimed(directory):
-        return not is_of_another_host(marker_of(directory / LOCK)) or is_recent(directory)
+        return not is_marked_elsewhere(directory / LOCK) or is_recent(directory)
     if read_json(directory / STATUS).get("status") not in UNDER_WAY:
         return False
     host = read_json(directory / ENVIRONMENT).get("host", platform.node())

@@ -25,7 +25,10 @@ def record_code(ledger: Ledger) -> str:
         if job.state() != "queued":
             found.append((job.number, own))
             continue
-        with suppress(DirectoryLockedError), claimed(job.directory):  # otherwise another process is running it
+        with (
+            suppress(DirectoryLockedError),
+            claimed(job.directory, wait_s=0.0),
+        ):  # otherwise another process is running it
             use_code(job.directory, known)
     if not found:
         return ""

@@ -129,17 +129,17 @@ def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job], watches: bo
     others = [job.state() for job in jobs if job.key not in chosen]
     parts = ahead(amount(len(jobs), "job"), len(due), sum(job.state() != "queued" for job in due), others)
     if not watches:
-        parts[1] = f"{len(due)} not ended"
+        parts[1] = f"{len(due):,} not ended"
     if more := len(ledger.jobs) - len(jobs):
-        parts.append(f"{more} more from other commands")
+        parts.append(f"{more:,} more from other commands")
     return ", ".join(parts)
 
 
 def ahead(total: str, to_run: int, go_on: int, before: Sequence[str]) -> list[str]:
     """Return the parts of the line before the start. go_on: number of jobs that resume. before: states of ended
     jobs."""
-    parts = [total, f"{to_run} to run" + (f" ({go_on} resume)" if go_on else "")]
-    return [*parts, *(f"{before.count(state)} {state} before" for state in dict.fromkeys(before))]
+    parts = [total, f"{to_run:,} to run" + (f" ({go_on:,} resume)" if go_on else "")]
+    return [*parts, *(f"{before.count(state):,} {state} before" for state in dict.fromkeys(before))]
 
 
 def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
@@ -185,7 +185,7 @@ def conclude(
     if failed := states.count("failed"):
         retry = f"add sweep={ledger.name} sweep.retry_failed=true to run them again"
         of_command = " of this command" * (len(whole) > len(states))
-        raise RunFailed(f"{failed} of {amount(len(states), 'job')}{of_command} failed; {retry}")
+        raise RunFailed(f"{failed:,} of {amount(len(states), 'job')}{of_command} failed; {retry}")
     if left is None:
         stop_here(ledger, None, bool({"preempted", "interrupted", "queued", "running"} & set(states)))
     elif unfinished := sum(state not in ENDED for state in states):
@@ -218,4 +218,4 @@ def report(ledger: Ledger, changed: bool) -> None:
 
 def counted(states: Sequence[str]) -> str:
     """Return the number of jobs in each state as text: 3 finished, 1 failed."""
-    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))

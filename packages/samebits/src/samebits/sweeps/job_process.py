@@ -32,22 +32,24 @@ DYING_S = 30.0  # a killed rank holds the lock of its directory until the kernel
 
 def record_unexplained(
     job: Job, error: RunFailed, stopped: signal.Signals | None = None, wait_s: float = PATIENCE_S
-) -> None:
-    """Record the end of a job whose process has not recorded it. stopped: the signal that requested the stop, if any.
+) -> bool:
+    """Record the end of a job whose process has not recorded it. Return False if another process still holds its
+    directory after wait_s seconds: a rank that is dying, or a process that has resumed it.
 
-    wait_s: DYING_S if the job's ranks have just been killed."""
+    stopped: the signal that requested the stop, if any."""
     if not is_unended(job):
-        return
-    # a directory that stays locked was resumed by another process
+        return True
     with suppress(DirectoryLockedError), claimed(job.directory, wait_s):
         if not is_unended(job):
-            return
+            return True
         if stopped is not None:
             write_status(job.directory, "interrupted" if stopped == signal.SIGINT else "preempted", signal=stopped.name)
-            return
+            return True
         fault = job.directory / FAULT
         trace = readable_stack(read_text(fault, errors="replace")).strip() if fault.exists() else ""
         record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
+        return True
+    return False
 
 
 def is_unended(job: Job) -> bool:

@@ -271,7 +271,7 @@ def adapt(ledger: Ledger, combinations: Sequence[Combination], jobs: Sequence[Jo
         if not given:
             continue
         cfg = DictConfig(composer.job(job.number, job.key, combination.overrides))
-        with contextlib.suppress(DirectoryLockedError), claimed(job.directory):
+        with contextlib.suppress(DirectoryLockedError), claimed(job.directory, wait_s=0.0):  # it runs
             saved = read_config(ledger.project, job.directory)
             for text, key in given.items():
                 change_value(ledger.project, saved, cfg, key, text, job.directory)

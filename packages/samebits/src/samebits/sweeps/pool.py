@@ -14,8 +14,9 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from samebits.children import Heartbeats, abort_hung, exited
@@ -49,6 +50,15 @@ class Running:
     hung: list[str] = field(default_factory=list)  # the reason, if it was killed because it hung
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A job whose process has ended. Its ranks may still be dying. record: returns False if they are."""
+
+    running: Running
+    record: Callable[[], bool]
+    until: float = field(default_factory=lambda: time.monotonic() + DYING_S)
+
+
 class Pool(Launch):
     """The pool. It also waits for jobs that another process runs for the same sweep."""
 
@@ -56,6 +66,7 @@ class Pool(Launch):
         super().__init__(work, leases.at_once)
         self._leases = leases
         self._running: dict[int, Running] = {}
+        self._ends: list[Ended] = []  # not recorded yet
         self._elsewhere: dict[
             str, tuple[Job, float]
         ] = {}  # run by another process; monotonic time since which nobody holds the lock
@@ -67,13 +78,14 @@ class Pool(Launch):
             while True:
                 self._look_elsewhere(waiting)
                 self._fill(waiting, source)
-                if not self._running and (self._ending or not (waiting or self._elsewhere)):
+                if not (self._running or self._ends) and (self._ending or not (waiting or self._elsewhere)):
                     return
                 if not self._running:
                     time.sleep(TICK_S)
                 self._end_hung()
                 for process in exited([running.process for running in self._running.values()], TICK_S):
                     self._ended(self._running.pop(process.sentinel))
+                self._record_ends()
         finally:
             self._kill()  # jobs are left here only after an exception
 
@@ -138,18 +150,28 @@ class Pool(Launch):
         running.process.join()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # kill the ranks and workers of a killed job
             os.killpg(running.process.pid, signal.SIGKILL)
-        self._leases.give_back(running.lease)
         job, code = running.job, running.process.exitcode
         if code == ELSEWHERE:
+            self._leases.give_back(running.lease)
             self._elsewhere[job.key] = job, float("inf")
             return
         asked = self._stopped or (signal.SIGTERM if self._ending else None)
         hung = RankLost(running.hung[0]) if running.hung else None
-        record_unexplained(job, hung or death(code), None if code == 0 or hung else asked, DYING_S)
-        fault = job.directory / FAULT
-        if fault.exists() and not fault.stat().st_size:
-            fault.unlink()
-        self._tell(job, time.monotonic() - running.began)
+        stopped = None if code == 0 or hung else asked
+        self._ends.append(Ended(running, partial(record_unexplained, job, hung or death(code), stopped, wait_s=0.0)))
+
+    def _record_ends(self) -> None:
+        """Record the ends of jobs and give back their leases, as soon as all of their ranks are gone."""
+        for ended in list(self._ends):
+            if not ended.record() and time.monotonic() < ended.until:
+                continue
+            self._ends.remove(ended)
+            self._leases.give_back(ended.running.lease)
+            job = ended.running.job
+            fault = job.directory / FAULT
+            if fault.exists() and not fault.stat().st_size:
+                fault.unlink()
+            self._tell(job, time.monotonic() - ended.running.began)
 
     def _look_elsewhere(self, waiting: list[Job]) -> None:
         """Check jobs that another process runs: count the ended ones, and take over those whose process is gone."""

@@ -224,7 +224,7 @@ def submit_to_slurm(work: Work, config: SlurmConfig) -> int:
         say(submitted(found))
     if found.left:
         say(f"{amount(len(found.left), 'job')} not submitted; repeat the command when others have ended: {found.why}")
-    counts = ", ".join(f"{states.count(state)} {state.lower()}" for state in sorted(set(states)))
+    counts = ", ".join(f"{states.count(state):,} {state.lower()}" for state in sorted(set(states)))
     say(f"in SLURM's queue: {counts or 'no job of this sweep'}")
     return len(found.left)
 
@@ -233,7 +233,7 @@ def submitted(found: Outcome) -> str:
     """Return the line for new batch jobs."""
     arrays = list(dict.fromkeys(found.queued[key].number.partition("_")[0] for key in found.new))
     shown = ", ".join(arrays if len(arrays) < 5 else [*arrays[:2], "...", arrays[-1]])
-    return f"{len(found.new)} batch jobs submitted as job array {shown}; squeue --me lists them"
+    return f"{amount(len(found.new), 'batch job')} submitted as job array {shown}; squeue --me lists them"
 
 
 def unknown(error: NoAnswer) -> str:

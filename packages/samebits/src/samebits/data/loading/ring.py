@@ -157,13 +157,15 @@ class Ring:
         """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends."""
         self._start()
         jobs: deque[_Job] = deque()
-        group, told = _group(plan, self.dataset), _told(plan, self.dataset, self.num_threads + 2)
-        jobs_ahead = self._jobs_ahead(plan, max(group(0), group(GROUP_MOST) - GROUP_MOST))
+        count = self.num_threads
+        group, told = _group(plan, self.dataset, count), _told(plan, self.dataset, count + 2)
+        late = GROUP_MOST * count  # by then a job has its full size
+        jobs_ahead = self._jobs_ahead(plan, max(group(0), group(late) - late))
         begin, delivered = 0, 0
         try:
             while True:
                 # few at first: the first batches must not wait until thousands of samples are read from a disk
-                while len(jobs) < min(jobs_ahead, delivered + 2):
+                while len(jobs) < min(jobs_ahead, delivered + max(2, count)):
                     begin = self._submit(plan, begin, group(begin), jobs, told)
                 job, delivered = jobs.popleft(), delivered + 1
                 job.ready.acquire()
@@ -249,7 +251,7 @@ def _told(plan: Plan, dataset: Any, jobs: int) -> _Told:
     return further
 
 
-def _group(plan: Plan, dataset: Any) -> Callable[[int], int]:
+def _group(plan: Plan, dataset: Any, num_threads: int) -> Callable[[int], int]:
     """Return a function that maps the first micro-batch of a job to the first one of the next job."""
     part, spec = plan(0), dataset.spec
     if part is None or is_ragged(spec):
@@ -260,7 +262,9 @@ def _group(plan: Plan, dataset: Any) -> Callable[[int], int]:
         return lambda begin: begin + 1
     if window(0) is None:
         group = min(max(1, GROUP_BYTES // batch_bytes), GROUP_MOST)
-        return lambda begin: begin + min(group, begin + 1)  # 1, 2, 4, ...: the first one is needed soon
+        return lambda begin: (
+            begin + min(group, 1 + begin // num_threads)
+        )  # one for each thread, as they are needed soon
     most = max(1, _WINDOW_BYTES // batch_bytes)
 
     def window_end(begin: int) -> int:  # so that each chunk of a window is read and decompressed once

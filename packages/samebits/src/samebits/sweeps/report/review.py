@@ -167,7 +167,7 @@ def _repeats(study: Study) -> list[str]:
 
 def _cost_lines(found: Cost, num_jobs: int) -> list[str]:
     counted = f"{found.jobs} of {num_jobs} jobs" if found.jobs < num_jobs else amount(num_jobs, "job")
-    said = f"Time: {_number(found.hours)} hours of {counted}"
+    said = f"Time: {_number(found.hours)} h of {counted}"
     if found.gpus:
         kinds = ", ".join(f"{name} in {amount(number, 'job')}" for name, number in found.gpus.items())
         said += f", {_number(found.gpu_hours)} GPU hours ({kinds})"

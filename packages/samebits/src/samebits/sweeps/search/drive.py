@@ -264,4 +264,4 @@ def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, chan
         report(ledger, changed)
     stop_here(ledger, stopped, len(study.ended()) < study.methods.limit)
     if "complete" not in states:
-        raise RunFailed(f"no score from {amount(len(states), 'trial')}, because all failed")
+        raise RunFailed(f"no trial gave a score: {amount(len(states), 'trial')} failed")
