@@ -262,9 +262,8 @@ def _group(plan: Plan, dataset: Any, num_threads: int) -> Callable[[int], int]:
         return lambda begin: begin + 1
     if window(0) is None:
         group = min(max(1, GROUP_BYTES // batch_bytes), GROUP_MOST)
-        return lambda begin: (
-            begin + min(group, 1 + begin // num_threads)
-        )  # one for each thread, as they are needed soon
+        # the first jobs have one micro-batch, because these are needed soon
+        return lambda begin: begin + min(group, 1 + begin // num_threads)
     most = max(1, _WINDOW_BYTES // batch_bytes)
 
     def window_end(begin: int) -> int:  # so that each chunk of a window is read and decompressed once
