@@ -170,7 +170,7 @@ def generate_samples(state: TrainState, run: RunContext, count: int) -> Mapping[
 
 def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]:
     """Yield the batches of an evaluation. Raise Stopped on all ranks, after the same batch, if a stop is requested."""
-    run.stop.receive_broadcast()  # finish what earlier steps have announced
+    run.stop.receive_broadcast()  # of a stop that a training step may have announced
     run.watchdog.beat("evaluating", step)
     run.evaluations_in_progress.append(step)
     try:
@@ -189,7 +189,8 @@ def until_stopped(loader: Loader, step: int, run: RunContext) -> Iterator[Batch]
 
 
 def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext) -> dict[str, Any]:
-    """Return the scores of the best checkpoint's weights, or of the last weights if there is no best checkpoint."""
+    """Return the scores of the best checkpoint's weights (of the last weights if there is none), and the last step with
+    its logged training losses."""
     model = prepare_evaluation_model(state, run)
     losses = {key: value for key, value in run.logger.latest("train/").items() if key.endswith("/loss")}
     result: dict[str, Any] = {"step": state.step, **losses}

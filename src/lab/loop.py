@@ -1,8 +1,8 @@
 """The training loop. Edit this file to change the order of training; a new training method is a file in lab/tasks.
 
     until the last step:
-        the task's train_step calls optimizer_step: forward -> losses -> backward (by default, the ranks average
-                           gradients in the last micro-batch) -> unscale, clip, update   lab/optimizer_step.py
+        the task's train_step calls optimizer_step: forward -> losses -> backward (the ranks average gradients
+                           once, after the last micro-batch) -> unscale, clip, update   lab/optimizer_step.py
         every log_every, eval_every, save_every steps: log, evaluate, save           lab/logging.py, evaluation.py
         after a signal on any rank, or max_time: all ranks save a checkpoint after the same step and stop
 

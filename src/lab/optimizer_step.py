@@ -10,7 +10,7 @@ The loop passes an `OptimizerStep` to the task's train_step, which calls it:
     optimizer_step.update(objective)                clip the gradients in p.grad and update the parameters
 
 Nothing here waits for the device, with three exceptions: an optimizer without a fused kernel if steps may be skipped,
-an optimizer that needs a closure, and FSDP's CPU offload with fp16 or with sample weights.
+an optimizer that needs a closure, and FSDP's CPU offload with sample weights.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class OptimizerStep:
     def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]:
         """Run forward and backward on the step's micro-batches. Return the objective's losses.
 
-        p.grad of `parameters` becomes the gradient of the loss `loss_name`, averaged over all ranks' samples. If p
-        affects only the loss "loss", it is 0, because DDP needs a gradient; if neither, None. Each call replaces the
-        gradients; they are not accumulated over calls."""
+        p.grad of `parameters` becomes the gradient of the loss `loss_name`, averaged over all ranks' samples. Others
+        get 0 if they affect the loss "loss", because DDP waits for their gradients, and None if they affect neither.
+        Each call replaces the gradients; they are not accumulated over calls."""
         values = self._backward(objective, batches, loss_name)
         if self.world.size > 1:  # copy: the next backward pass of DDP reuses this memory
             for p in self.parameters(objective):
@@ -172,7 +172,7 @@ class OptimizerStep:
     def _average(self) -> None:
         """Update the weight average with the weights after this step, then call the task's `project` on it."""
         state = self.state
-        if state.ema is None or not (objectives := self._objectives_of(state.model)):
+        if state.ema is None or not (objectives := self._updated_objectives(state.model)):
             return
         factor, weights = self._average_inputs()
         if factor is None:
@@ -185,7 +185,7 @@ class OptimizerStep:
 
     @contextmanager
     def _warn_of_writes(self, name: str) -> Iterator[None]:
-        """Warn once if `on_step_end` writes to the model's weights, as the weight average follows it only slowly.
+        """Warn once if `on_step_end` writes to the model's weights, which reaches the weight average only slowly.
 
         Checked in steps 1, 2, 4, 8, ... only: a method may begin to write late, and other steps cost nothing."""
         state, run = self.state, self.state.task.run.context
@@ -282,7 +282,7 @@ class OptimizerStep:
                 yield f"task.{name}", buffer
         yield from ((f"model.{name}", buffer) for name, buffer in state.model.named_buffers())
 
-    def _objectives_of(self, model: nn.Module) -> list[str]:
+    def _updated_objectives(self, model: nn.Module) -> list[str]:
         """Return the objectives that were updated in this step and train weights of `model`."""
         return [one for one in self.norms if len(self.loss_modules) == 1 or trains(self.state.optimizer[one], model)]
 

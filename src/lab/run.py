@@ -273,8 +273,8 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     monitor = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
-    # `lr` is excluded: the schedule sets it before each step. A finished run takes no step but saves again, so it keeps
-    # the lr of its checkpoint
+    # optimizer arguments of the config replace those of the checkpoint, but not `lr`: the schedule sets it before
+    # each step, and a finished run, which takes no step but saves again, keeps its own
     nodes = [node.optimizer for node in config.optimizers.values()]
     options = {key.rpartition(".")[2] for one in nodes for key in leaves(one, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")

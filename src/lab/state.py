@@ -51,7 +51,7 @@ class TrainState:
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    steps_without_update: int = 0  # steps up to logged_step that are in log intervals in which no step had an update
+    steps_without_update: int = 0  # steps up to logged_step, in log intervals whose steps were all without update
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
     pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
@@ -67,7 +67,7 @@ class TrainState:
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in values.items()}
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
-            group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]  # no tensor of the device
+            group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]  # a device tensor in a CUDA graph
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
         types = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.running_sums.items())}
@@ -134,7 +134,7 @@ def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Every:
-    """Intervals in optimizer steps, which may be fractions (samebits.schema.passed); None: never."""
+    """Intervals in optimizer steps; None: never. 0.5ep may be 12.5 steps: the second interval ends at step 25."""
 
     log: float | None
     eval: float | None
@@ -242,7 +242,7 @@ def model_or_average(state: TrainState) -> nn.Module:
         return state.model
     norms = [module for module in state.ema.modules() if isinstance(module, _BatchNorm)]
     kept = {id(buffer) for norm in norms for buffer in norm.buffers() if state.task.bn_update_batches}
-    for mean, buffer in zip(state.ema.buffers(), state.model.buffers()):
-        if id(mean) not in kept:
-            mean.copy_(buffer)
+    for averaged, buffer in zip(state.ema.buffers(), state.model.buffers()):
+        if id(averaged) not in kept:
+            averaged.copy_(buffer)
     return state.ema

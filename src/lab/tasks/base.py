@@ -57,7 +57,7 @@ class Task(nn.Module):
     """The base class of tasks. Each task is a subclass in lab/tasks, selected by a yaml in conf/task.
 
     A subclass must define `losses`. If `objectives` returns names, it also defines <objective>_losses for each name,
-    and only evaluations use `losses`. The other functions of the class have defaults, and are called in this order:
+    and only evaluations use `losses`. All other functions have defaults. The main ones, in the order of their calls:
 
         start of a new run        initialize, setup
         start of a resumed run    setup
@@ -87,12 +87,12 @@ class Task(nn.Module):
     # True: the exception to needs_global_batch. A step may have several micro-batches, because train_step computes the
     # loss that compares samples from optimizer_step.outputs
     allows_micro_batches = False
-    # True: the task keeps a state (e.g. a hidden state) from step to step. Batches then have "lane", the number of the
-    # sequence (B run in parallel), and "position" in it, both (B,) int64. Its yaml sets eval_lanes: docs/data_orders.md
+    # True: the task keeps a state (e.g. a hidden state) from step to step. B sequences are read in parallel, and
+    # batches have "lane", the sequence of each row, and "position" in it, (B,) int64. eval_lanes: docs/data_orders.md
     stateful = False
     reads_device = False  # True: train_step must read values from the device; samebits.testing.TaskTests allows it
     not_restored_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
-    no_prediction = ""  # the error of `predict`, if the task computes nothing from a given sample
+    no_prediction = ""  # message of the error that `predict` raises, if a task computes nothing from a given sample
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile must not compile
     metrics: Mapping[str, Metric] = {}  # {name: metric}; logged as val/<name>
     run: TaskRun = TaskRun()
@@ -165,9 +165,9 @@ class Task(nn.Module):
     def on_step_end(self, model: nn.Module) -> None:
         """Update a teacher's EMA, a queue, ... Called once per step after its updates, under no_grad.
 
-        Do not change the model's weights here, but in `project`. If a class draws no random numbers here, set
-        `uses_rng = False` in the class itself (a subclass does not inherit it): this saves 0.2 ms per step and allows
-        hardware.cuda_graph."""
+        Do not change the model's weights here, but in `project`. If a class draws no random numbers here, in `project`
+        and in its own `train_step`, set `uses_rng = False` in the class itself (a subclass does not inherit it): this
+        saves 0.2 ms per step and allows hardware.cuda_graph."""
 
     def project(self, model: nn.Module) -> None:
         """Change the model's weights in place (a pruning mask, a limit of their norm).

@@ -25,7 +25,7 @@ class BYOL(Task):
     """
 
     needs_sample_ids = True
-    uses_rng = False  # `on_step_end` draws no random numbers
+    uses_rng = False  # no random numbers outside of the losses
 
     def __init__(
         self,

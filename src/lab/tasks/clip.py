@@ -24,7 +24,7 @@ class CLIP(InfoNCE):
     length 1. Loss, temperature and micro-batches: see InfoNCE.
     """
 
-    uses_rng = False  # `on_step_end` draws no random numbers
+    uses_rng = False  # no random numbers outside of the losses
 
     def __init__(
         self, text_encoder: nn.Module, temperature: Positive, image: str, text: str, metrics: Mapping[str, Metric]

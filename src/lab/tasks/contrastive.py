@@ -23,7 +23,7 @@ class Contrastive(InfoNCE):
     and micro-batches: see InfoNCE.
     """
 
-    uses_rng = False  # `on_step_end` draws no random numbers
+    uses_rng = False  # no random numbers outside of the losses
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class DINO(Task):
 
     loss_names = ("entropy",)
     needs_sample_ids = True
-    uses_rng = False  # `on_step_end` draws no random numbers
+    uses_rng = False  # no random numbers outside of the losses
 
     def __init__(
         self,

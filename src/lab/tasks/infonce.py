@@ -33,7 +33,7 @@ class InfoNCE(Task):
 
     loss_names = ("top1", "temperature")
     needs_sample_ids = needs_global_batch = allows_micro_batches = True
-    uses_rng = False  # `on_step_end` draws no random numbers
+    uses_rng = False  # no random numbers outside of the losses
     not_compiled = ("gathered",)
 
     def __init__(self, temperature: Positive) -> None:
