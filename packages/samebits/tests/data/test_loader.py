@@ -7,7 +7,10 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -301,6 +304,24 @@ def test_a_trial_gathers_whole_batches_if_each_call_takes_long(monkeypatch: pyte
     Loader(table, endless(4096, 64), CPU, kind="threads", cores=1, seed=0).close()
     assert [*map(len, table.calls)][:7] == [1, 2, 4, 8, 16, 32, 1]
     assert set(map(len, table.calls[7:])) == {64}
+
+
+def test_threads_that_take_turns_do_not_count_as_if_they_ran_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, where one thread may end its trial before another one begins."""
+
+    class Timed(Table):
+        def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None) -> dict[str, Tensor]:
+            clock.after(1e-3)
+            return super().gather(rows, out)
+
+    class AtOnce:
+        def __init__(self, target: Callable[[int], None], args: tuple[int], daemon: bool) -> None:
+            self.start, self.join = partial(target, *args), lambda: None
+
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(choose, "threading", SimpleNamespace(Thread=AtOnce))
+    count, why = choose.num_threads(Timed(4096), endless(4096, 64), "auto", 2)
+    assert (count, why.partition(" measured")[0]) == (2, "2 threads; more are not faster;")
 
 
 @pytest.mark.parametrize("kind", ["threads", "device", "workers"])
