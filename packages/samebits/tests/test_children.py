@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from samebits.children import exited
+from samebits.testing.processes import wait_for
 
 
 def leave_an_orphan(pid: Path) -> None:
@@ -29,8 +30,7 @@ def test_a_killed_child_has_exited_though_its_own_child_runs(tmp_path: Path) -> 
     for process in processes:
         process.start()
     try:
-        while not (ended := exited(processes, 0.05)):
-            pass
+        ended = wait_for(lambda: exited(processes, 0.05), seconds=10)
         assert ended == processes[:1]
         assert ended[0].exitcode == -signal.SIGKILL
     finally:

@@ -158,10 +158,9 @@ def is_marked_elsewhere(path: Path) -> bool:
         with open(path, "rb") as file:
             if _flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB):
                 return False
-        _, host, *_ = (*read_text(marker_of(path), errors="replace").splitlines(), "", "")
     except (Busy, FileNotFoundError):
         return False
-    return host not in ("", platform.node())
+    return _holder(marker_of(path))[1] not in ("", platform.node())
 
 
 def _mark(marker: Path, wait_s: float) -> SoftFileLock:
@@ -172,14 +171,18 @@ def _mark(marker: Path, wait_s: float) -> SoftFileLock:
     try:
         lock.acquire()
     except Timeout:
-        raise Busy(f" - {marker} names {_holder(marker)}; delete it if that process is gone") from None
+        raise Busy(f" - {marker} names {_named(*_holder(marker))}; delete it if that process is gone") from None
     return lock
 
 
-def _holder(marker: Path) -> str:
-    """Return the holder of a marker. filelock writes lines with the process, its host, and a token of the process."""
+def _holder(marker: Path) -> tuple[str, str]:
+    """Return (process, host) of a marker's holder; empty if it is not known. filelock writes a line with each, and one
+    with a token of the process."""
     with suppress(FileNotFoundError):
         pid, host, *_ = (*read_text(marker, errors="replace").splitlines(), "", "")
-        if pid.isdigit():
-            return f"process {pid} on {host}"
-    return "no process yet"
+        return pid, host
+    return "", ""
+
+
+def _named(pid: str, host: str) -> str:
+    return f"process {pid} on {host}" if pid.isdigit() else "no process yet"
