@@ -5,8 +5,7 @@
       micro_batch   the largest hardware.micro_batch_size that fits in memory (auto finds it when a run starts)
       loader        data.loader and data.num_workers that deliver batches as fast as the steps use them
       lr            a learning-rate range test (Smith 2017): lr.png and optim.lr
-      threads       hardware.num_threads with the shortest step on a CPU; only if named, because the number of threads
-                    changes rounding
+      threads       hardware.num_threads with the shortest step on a CPU; only if named, because it changes rounding
 
 Exit status: 0 done, 1 a trial failed, 2 a mistake in the configuration.
 """

@@ -54,17 +54,17 @@ GROUPS = {
     "quantization": "compression.md",
     "data": "my_data.md",
     "data.order": "data_orders.md",
-    "data.transforms": "my_data.md",
+    "data.transforms": "transforms.md",
     "model": "my_model.md",
     "task": "tasks.md",
     "optim": "rates_optimizers.md",
     "optim.schedule": "rates_optimizers.md",
     "trainer": "configure.md",
-    "hardware": "performance.md",
+    "hardware": "profiling.md",
     "logger": "logging.md",
     "callback": "callbacks.md",
     "profiler": "profiling.md",
-    "debug": "troubleshooting.md",
+    "debug": "configure.md",
     "experiment": "configure.md",
     "hydra.launcher": "launch.md",
     "hydra.sweeper": "sweeps.md",
@@ -77,13 +77,13 @@ PAGES = {
     "resume": "checkpoints.md",
     "sweep.preflight": "sweeps.md",
     "process.max_time": "checkpoints.md",
-    "process.straggler_threshold": "performance.md",
+    "process.straggler_threshold": "troubleshooting.md",
     "trainer.strategy": "launch.md",
     "trainer.ddp": "launch.md",
     "trainer.fsdp": "fsdp.md",
     "trainer.save_every": "checkpoints.md",
     "trainer.keep_best": "checkpoints.md",
-    "trainer.ema_decay": "use_model.md",
+    "trainer.ema_decay": "rates_optimizers.md",
     "trainer.non_finite": "troubleshooting.md",
     "trainer.pad_eval_batches": "losses_metrics.md",
     "hardware.deterministic": "reproducibility.md",
@@ -92,7 +92,6 @@ PAGES = {
     "hardware.cuda_graph": "profiling.md",
     "data=huggingface": "parquet.md",
     "data=huggingface_stream": "parquet.md",
-    "data=pairs": "hugging_face.md",
     "data=parquet": "parquet.md",
     "data=texts": "hugging_face.md",
     "data=captions": "clip.md",
@@ -257,8 +256,9 @@ def typed_rows(conf: Conf, path: Path, prefix: str, found: Schema) -> Iterator[s
         yield conf.row(key, shown(node, conf.files[path]), values_of(inner, conf.made, key), said)
 
 
-def option_rows(conf: Conf, path: Path, group: str, base: Path) -> Iterator[str]:
-    """The keys of an option, whose types are the arguments of its class; nested ones if they have a comment."""
+def option_rows(conf: Conf, path: Path, group: str, base: Path, alike: Mapping[str, str]) -> Iterator[str]:
+    """The keys of an option, whose types are the arguments of its class; nested ones if they have a comment. alike:
+    keys that are as in the default option, which have no row."""
     said, values, option = conf.said(path), conf.keys(path), f"{spelled(group)}={path.stem}"
     target = values.get(f"{group}._target_")
     # the arguments of other libraries' classes depend on their version
@@ -266,13 +266,30 @@ def option_rows(conf: Conf, path: Path, group: str, base: Path) -> Iterator[str]
     known = conf.made.get(target.value, {}).get("properties", {}) if ours else {}
     for key, node in values.items():
         name = key.removeprefix(f"{group}.")
-        if name.split(".")[-1].startswith("_") or ("." in name and key not in said):
+        if name.split(".")[-1].startswith("_") or ("." in name and key not in said) or key in alike:
             continue
         # the default option describes the keys that others have too
         meaning = said.get(key) or conf.comments.get(f"{target.value}.{name}" if target else "", "")
         meaning = meaning or conf.comments.get(key, "") or conf.said(base).get(key, "")
         values_text = values_of(known[name], conf.made, key) if name in known else kind_of(node)
         yield conf.row(key, shown(node, conf.files[path]), values_text, meaning, f"{option}:{name}")
+
+
+def as_in(conf: Conf, path: Path, group: str, base: Path) -> dict[str, str]:
+    """Return {key: a link to its row} of the keys of an option that have the default and the meaning of `base`."""
+    said, of_base, option = conf.said(path), conf.said(base), f"{spelled(group)}={base.stem}"
+    values, values_of_base = conf.keys(path), conf.keys(base)
+    return {
+        key: f"[`{key}`](#{key})"
+        for key, node in values.items()
+        if path != base and key in conf.anchors and key in values_of_base
+        if source(node, conf.files[path]) == source(values_of_base[key], conf.files[base])
+        if said.get(key, of_base.get(key)) in (of_base.get(key), f"see {option}")
+    }
+
+
+def source(node: yaml.Node, text: str) -> str:
+    return text[node.start_mark.index : node.end_mark.index].strip()
 
 
 def kind_of(node: yaml.Node) -> str:
@@ -331,6 +348,7 @@ def section(conf: Conf, group: str) -> Iterator[str]:
         ]
         yield from table(row for key in own for row in typed_rows(conf, train, key, definitions[key]))
     elif group in OF_TRAIN:
+        yield from (sentence(conf.comments[group]), "")
         yield from table(typed_rows(conf, train, group, definitions[group]))
     elif group in ("trainer", "hardware", "logger", "profiler"):
         yield from typed_group(conf, group)
@@ -351,8 +369,10 @@ def section(conf: Conf, group: str) -> Iterator[str]:
             yield from (f"### `{option}`", "")
             yield from (line for one in about(conf, path, group) for line in (one, ""))
             if others := inherited(conf, path, group):
-                yield from (f"It has also the keys of {', '.join(f'`{one}`' for one in others)}.", "")
-            if rows := list(option_rows(conf, path, group, base)):
+                yield from (f"It also has the keys of {', '.join(f'`{one}`' for one in others)}.", "")
+            if alike := as_in(conf, path, group, base):
+                yield from (f"As in `{spelled(group)}={base.stem}`: {', '.join(alike.values())}.", "")
+            if rows := list(option_rows(conf, path, group, base, alike)):
                 yield from table(rows)
 
 
@@ -373,13 +393,13 @@ def typed_group(conf: Conf, group: str) -> Iterator[str]:
         names = [re.search(r"\[`([^`]+)`\]", row)[1] for row in found]  # type: ignore[index]
         rows += [row for name, row in zip(names, found) if name not in seen]
         seen |= set(names)
-    # trainer.fsdp is null in one yaml and a mapping in another: both rows are of use
-    yield from table(rows)
     yield from ("| Option | Description |", "|---|---|")
     for path in paths_of(group):
         text = cell("<br>".join(about(conf, path, group))) or f"Sets {changes(conf, path)}."
         yield f"| `{group}={path.stem}` | {text} |"
     yield ""
+    # trainer.fsdp is null in one yaml and a mapping in another: both rows are of use
+    yield from table(rows)
 
 
 def changes(conf: Conf, path: Path) -> str:
