@@ -4,7 +4,8 @@ does not import torch.
 Input: the config group `hardware`, the strategy of `trainer`, a `World`, a model. Output: `Hardware`, with every `auto`
 resolved, and functions that apply it.
 
-Guarantees: `auto` is resolved from shapes and the machine, never from measurements, and a run keeps the result.
+Guarantees: `auto` is resolved from shapes and the machine, not from measurements, and a run keeps the result. (Only
+hardware.micro_batch_size=auto is measured, by samebits.process.)
 
 Errors: ConfigError for options that conflict or are not available on the machine.
 
