@@ -81,14 +81,16 @@ def parser() -> argparse.ArgumentParser:
         help=f"show the runs (default: all in outputs) on a local page that updates itself [{PORT}]",
     )  # fmt: skip
     paper = made.add_argument_group("a paper's table and figures, into paper/")
-    paper.add_argument("--rows", nargs="+", default=[], metavar="KEY", help="a row for each value: model, optim, ...")
-    paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="columns for each value: data, ...")
-    paper.add_argument("--metrics", nargs="+", default=[], metavar="KEY[:min|max]", help="scores: test/accuracy ...")
-    paper.add_argument("--percent", nargs="+", default=[], metavar="KEY", help="of the shown scores, as percentages")
-    paper.add_argument("--error", choices=("sd", "se", "interval"), default="sd", help="what stands after ± [sd]")
+    paper.add_argument("--rows", nargs="+", default=[], metavar="KEY", help="one row per value of these keys or groups")
+    paper.add_argument("--columns", nargs="+", default=[], metavar="KEY", help="one column per value")
+    paper.add_argument("--metrics", nargs="+", default=[], metavar="KEY[:min|max]", help="such as test/accuracy")
+    paper.add_argument("--percent", nargs="+", default=[], metavar="KEY", help="show these scores in percent")
+    paper.add_argument("--error", choices=("sd", "se", "interval"), default="sd", help="the number after ± [sd]")
     axes = ("step", "samples", "hours", "flop")
-    paper.add_argument("--x-axis", nargs="+", choices=axes, default=["step"], help="axes of the curves [step]")
-    paper.add_argument("--widths", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="widths")
+    paper.add_argument("--x-axis", nargs="+", choices=axes, default=["step"], help="x axes of the curves [step]")
+    paper.add_argument(
+        "--widths", nargs=2, type=float, default=(3.25, 6.75), metavar=("COLUMN", "PAGE"), help="in inches"
+    )
     return made
 
 
