@@ -51,7 +51,7 @@ class TrainState:
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
     logged_step: int = 0  # the step of the last log
-    steps_without_update: int = 0  # steps up to logged_step, in log intervals whose steps were all without update
+    steps_without_update: int = 0  # steps in those log intervals, up to logged_step, in which no step made an update
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
     scored_step: int = 0  # the step of the last evaluation
     pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
