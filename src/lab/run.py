@@ -25,6 +25,7 @@ from lab.loaders import (
     make_datasets,
     make_eval_loader,
     samples_of_epoch,
+    shared_rows,
     unlike_splits,
 )
 from lab.loop import fit
@@ -96,6 +97,8 @@ def make_experiment(process: RankProcess) -> Experiment:
     trainer, sets = config.trainer, make_datasets(config)
     if payload is not None:
         check_classes_of_run(sets["train"], process.directory)
+    for line in shared_rows(sets):
+        logger.warn(line)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
         write_class_names(process.directory, names)
     if not any(split.startswith("val") for split in sets):
