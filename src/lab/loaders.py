@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from samebits.data import (
 from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import cores_each
+from samebits.status import class_names
 from samebits.targets import construct, constructing, locate, of_kind
 from samebits.world import World, dist_env
 
@@ -114,6 +117,45 @@ def unlike_splits(sets: Mapping[str, Any]) -> list[str]:
         for field in spec
         if field in specs["train"] and spec[field] != specs["train"][field]
     ]
+
+
+def shared_rows(sets: Mapping[str, Any]) -> list[str]:
+    """Return a line for each split that has rows of the training split, if its data set has `source_rows`, (name of a
+    table, numbers of its rows)."""
+    table, rows = getattr(sets["train"], "source_rows", (None, None))
+    lines = []
+    for split, dataset in sets.items():
+        there, others = getattr(dataset, "source_rows", (None, None))
+        if split == "train" or rows is None or others is None or there != table:
+            continue
+        if shared := int(np.isin(others, rows).sum()):
+            lines.append(
+                f"data.splits.{split}: {shared:,} of its {len(others):,} rows are rows of train too, so its scores are "
+                "too good; to separate the splits, set data.split_ratio, or give them equal `by` and different rows or "
+                "files"
+            )
+    return lines
+
+
+def check_classes(
+    dataset: Any, names_of: Callable[[str], Sequence[str] | None], origin: str, where: str = "these data"
+) -> None:
+    """Raise ConfigError if a class of a data set has another name than the class of this number in `origin`, because
+    labels would then be compared with outputs for other classes. names_of: field -> names of its classes there. where:
+    the data set in the message."""
+    for field, here in (getattr(dataset, "class_names", None) or {}).items():
+        for number, (name, other) in enumerate(zip(here, names_of(field) or ())):
+            if name != other:
+                raise ConfigError(
+                    f"data.fields.{field}: class {number} is {name!r} in {where}, but {other!r} in {origin} - write "
+                    f"the labels as numbers in the order of {origin}, or set data.fields.{field}=null if no label is "
+                    "needed"
+                )
+
+
+def check_classes_of_run(dataset: Any, directory: Path) -> None:
+    """Raise ConfigError if a data set has other classes than the run in a directory was trained with."""
+    check_classes(dataset, partial(class_names, directory), f"{directory}/classes.json")
 
 
 def check_stream(config: Config) -> None:

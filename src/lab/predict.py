@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lab.checks import predicted
+from lab.loaders import check_classes
 from lab.restore import Restored, restore
 from lab.tasks.base import Batch
 from samebits.data import Loader
@@ -57,10 +58,13 @@ def predict(what: Prediction, num_procs: int | None, overwrite: bool) -> dict[st
 
 
 def load(what: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World], Rows]]:
-    """Return (hardware, function that predicts a rank's share). Raise ConfigError if the splits' sizes differ."""
+    """Return (hardware, function that predicts a rank's share). Raise ConfigError if the splits' sizes, or
+    the names of classes, differ."""
     members = [restore(path, what.split, what.overrides, num_procs) for path in what.paths]
     first = members[0]
+    names = getattr(first.experiment.sets[what.split], "class_names", None) or {}
     for other in members[1:]:
+        check_classes(other.experiment.sets[what.split], names.get, str(first.file), str(other.file))
         theirs, ours = (len(member.experiment.sets[what.split]) for member in (other, first))
         if theirs != ours:
             raise ConfigError(

@@ -17,7 +17,7 @@ from lab.evaluation import evaluate
 from lab.experiment import Experiment
 from lab.frozen_networks import provide_frozen
 from lab.groups import RootConfig
-from lab.loaders import make_dataset
+from lab.loaders import check_classes_of_run, make_dataset
 from lab.model_io import restore_model
 from lab.tasks.base import Task
 from samebits.checkpoints import load_weights
@@ -61,6 +61,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     dataset = make_dataset(config, split)
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
+    check_classes_of_run(dataset, file.parent.parent)
     task = restore_task(config, model, file, payload)
     return Restored(model, task, Experiment(config, hardware, world_of_one(), {split: dataset}), file)
 

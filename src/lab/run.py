@@ -19,11 +19,13 @@ from lab.config import Config
 from lab.evaluation import final_scores, validate
 from lab.experiment import Data, Experiment, flop_of_sample
 from lab.loaders import (
+    check_classes_of_run,
     describe_transforms,
     make_bn_loader,
     make_datasets,
     make_eval_loader,
     samples_of_epoch,
+    shared_rows,
     unlike_splits,
 )
 from lab.loop import fit
@@ -93,6 +95,10 @@ def make_experiment(process: RankProcess) -> Experiment:
     validation split if early stopping or the schedule needs one."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer, sets = config.trainer, make_datasets(config)
+    if payload is not None:
+        check_classes_of_run(sets["train"], process.directory)
+    for line in shared_rows(sets):
+        logger.warn(line)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
         write_class_names(process.directory, names)
     if not any(split.startswith("val") for split in sets):

@@ -15,7 +15,7 @@ import torch
 from common import QUICK, needs
 
 from lab.config import Config, check
-from lab.loaders import make_dataset
+from lab.loaders import make_dataset, make_datasets, shared_rows
 from lab.project import PROJECT
 from samebits.data import TrainPlan
 from samebits.errors import ConfigError, RunFailed
@@ -364,3 +364,25 @@ def test_nan_is_also_the_number_and_files_are_whole(folder: Path, tmp_path: Path
     ):
         opened(folder, splits=splits)
     assert len(opened(folder, splits={**splits, "train": {"rows": None, "files": "*/part-[0-2]*"}})) == sum(ROWS[:3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        ([], set()),
+        (["data.split_ratio=80/10/10", "data.split_by=patient"], set()),
+        (["data.splits.train.by=patient"], {"val", "test"}),
+        (["data.splits.val.rows=[0.7,0.9]"], {"val"}),
+        (["data.splits.train={rows: null, by: null, files: 0/part-*}", "data.splits.val={rows: null, by: null, "
+          "files: 1/part-*}", "data.splits.test={rows: null, by: null, files: 0/part-0*}"], {"test"}),
+    ],
+)  # fmt: skip
+def test_rows_of_train_in_another_split_are_reported(folder: Path, changes: list[str], shared: set[str]) -> None:
+    config = check(compose("data=parquet", f"data.path={folder}", "data.fields={x: [a, b], y: y}", *changes))
+    sets = make_datasets(config)
+    ids = {split: set(one._rows.tolist()) for split, one in sets.items()}
+    expected = {split: len(ids[split] & ids["train"]) for split in ("val", "test") if ids[split] & ids["train"]}
+    assert set(expected) == shared
+    found = [re.match(r"data.splits.(\w+): (\d+) of its", line) for line in shared_rows(sets)]
+    assert {one[1]: int(one[2]) for one in found if one} == expected
+    assert len(found) == len(expected)

@@ -51,7 +51,7 @@ class HuggingFace:
     ) -> None:
         source = open_source(path, name, revision)
         entry, key = splits[split] or {}, f"data.splits.{split}"
-        of = source.split_there(entry, key)
+        self._of = of = source.split_there(entry, key)
         self.columns = columns = source.columns(fields, missing_rule(missing))
         self.spec, self.class_names = columns.spec, columns.class_names | source.labels(columns)
         self._table, self._where = source.splits[of].select_columns(columns.names).with_format("arrow"), f"{path}, {of}"
@@ -68,6 +68,11 @@ class HuggingFace:
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         batch = self.gather(np.asarray([range(len(self))[i]], dtype=np.int64))
         return {field: values[0] for field, values in batch.items()}
+
+    @property
+    def source_rows(self) -> tuple[str, np.ndarray]:
+        """Return (name of the split of `datasets`, numbers of its rows), for lab.loaders.shared_rows."""
+        return self._of, self._rows
 
     @property
     def nbytes(self) -> int:

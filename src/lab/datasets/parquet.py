@@ -107,6 +107,11 @@ class Parquet:
         return {field: values[0] for field, values in batch.items()}
 
     @property
+    def source_rows(self) -> tuple[str, np.ndarray]:
+        """Return ("", numbers of this split's rows in all files), for lab.loaders.shared_rows."""
+        return "", self._rows
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of all rows of this split, decoded."""
         return len(self) * self.row_bytes
