@@ -349,6 +349,20 @@ def test_after_a_save_all_ranks_have_the_buffers_that_were_saved(
     assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, [7], *run), straight)
 
 
+@pytest.mark.parametrize("step", [4, 5, 7])
+def test_a_stop_that_loses_a_ranks_buffer_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str], step: int) -> None:
+    """A signal between two saves saves rank 0's statistic for all ranks: either the resumed run is undisturbed, as
+    after a step with an evaluation (4) or a save (5), or the run has a warning that names the buffer."""
+    run = (*SMALL, *WAYS["2 ranks"], "model.hidden=[16]", "task._target_=lab.tasks.supervised.Weighing")
+    straight = start_run(tmp_path / "straight", *run)
+    with pytest.raises(SystemExit):
+        start_run(tmp_path / "stopped", *run, f"process.stop_at_step={step}")
+    warned = "the buffer task.running_mean differs between ranks" in capfd.readouterr().err
+    held = last_checkpoint(resume_run(tmp_path / "stopped", process__stop_at_step=None))["model"]
+    equal = all(map(torch.equal, held.values(), last_checkpoint(straight)["model"].values()))
+    assert (warned, equal) == (step == 7, step != 7)
+
+
 @pytest.mark.slow
 def test_shards_have_replicas_only_where_there_are_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """trainer=fsdp: a shard is one rank's alone; with replicas=2 two ranks hold each."""

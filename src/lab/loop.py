@@ -22,7 +22,7 @@ from lab.callbacks.base import overridden_methods
 from lab.logging import check_finite, check_has_trained, log_train
 from lab.optimizer_step import OptimizerStep
 from lab.options import TrainerConfig
-from lab.pending import actions_after_step, is_finished, restore_pending
+from lab.pending import actions_after_step, due, is_finished, restore_pending
 from lab.state import RunContext, TrainState, replicated_values
 from lab.step_graph import as_graph
 from lab.tasks.base import Batch, overrides
@@ -139,7 +139,9 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
         if "save" in state.pending and state.step == run.stop_at_step and not is_finished(state, run):
             run.stop.request_at_step()  # process.stop_at_step; the save below is the last action
         if "save" in state.pending or run.stop.cause:
-            # the checkpoint contains the list: if a stop has prevented the evaluation, the resumed run begins with it
+            planned = "score" in state.pending or due(state.step, run.every.save) or is_finished(state, run)
+            if run.stop.cause and not planned:  # a run without this stop would not share rank 0's buffers here
+                run.replica_checks.warn_of_own_buffers(state.model, state.task, run.world, run.logger.warn)
             state.pending = ["score", "save"] if "score" in state.pending else []
             save(state, run, best=False)
 

@@ -95,3 +95,16 @@ def test_pairs_of_different_views() -> None:
     assert not task.seen.any()  # an evaluation moves no centre
     with pytest.raises(ConfigError, match=r"task\.views=1: must be >= 2"):
         DINO(head, 0.9, 0.1, 0.04, 0.9, 1, {}, {}, {})  # type: ignore[arg-type]
+
+
+def test_padding_moves_no_center() -> None:
+    """The rows that fill an epoch's last batch (sample id -1) are in no loss, and in no mean of the teacher's
+    outputs."""
+    torch.manual_seed(0)
+    head = Head(3, 4, 2, 5)
+    task, model = DINO(head, 0.9, 0.1, 0.04, 0.9, 2, {}, {}, {}), nn.Linear(4, 3)
+    task.setup(model)
+    batch = {"x": torch.randn(6, 4), "sample_id": torch.tensor([8, 9, 10, 11, -1, -1])}
+    task.losses(model, batch)
+    wanted = 2 * head(model(batch["x"][:4])).sum(0)  # two equal views
+    torch.testing.assert_close(task.seen, torch.cat([wanted, torch.tensor([8.0])]))

@@ -84,8 +84,8 @@ class DINO(Task):
             logits = [self.teacher(view) for view in views[:2]]
             taught = [((one - self.center) / self.teacher_temperature).softmax(1) for one in logits]
             if self.training:
-                both = torch.cat(logits)
-                self.seen.add_(torch.cat([both.sum(0), both.new_full((1,), len(both))]))
+                real = (batch["sample_id"] >= 0).to(logits[0].dtype)[:, None]  # padding does not move the center
+                self.seen.add_(torch.cat([(real * (logits[0] + logits[1])).sum(0), 2 * real.sum(0)]))
         pairs = [-(t * s).sum(1) for i, t in enumerate(taught) for j, s in enumerate(guessed) if i != j]
         entropy = torch.stack([-torch.xlogy(t, t).sum(1) for t in taught]).mean(0)
         return {"loss": torch.stack(pairs).mean(0), "entropy": entropy}, seen[0]

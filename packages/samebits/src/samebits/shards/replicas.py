@@ -7,11 +7,12 @@ DTensors (trainer=fsdp)  a shard must be equal on the ranks that have the same s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from samebits.errors import RunFailed
 from samebits.shards.tensors import is_dtensor, local_parts
@@ -52,6 +53,38 @@ class ReplicaChecks:
                 "do the same on all ranks, also in callbacks; the differing state was not saved"
             )
         self.step = step
+
+    @torch.no_grad()
+    def warn_of_own_buffers(
+        self, model: nn.Module, task: nn.Module, world: World, warn: Callable[[str], object]
+    ) -> None:
+        """Warn, on rank 0, if ranks have buffers of their own. All ranks must call it before a save at a stop.
+
+        A checkpoint has the buffers of rank 0. If a stop saves it between two saves, all ranks resume with these, while
+        the ranks of a run that is not stopped keep their own. Not compared: buffers of torch's normalization layers,
+        which are read only in evaluations, and those of the task that `sync_buffers` makes equal."""
+        own = {
+            f"task.{name}": buffer
+            for name, buffer in _saved_buffers(task)
+            if name.rpartition(".")[2].startswith("running_")
+        }
+        if world.size == 1 or not (own := dict(_saved_buffers(model)) | own):
+            return
+        if found := _first_unlike(world.gather_object(_sums(own.items()))):
+            warn(
+                f"the buffer {found[0]} differs between ranks, and this checkpoint has that of rank 0: the resumed run "
+                "will not equal a run that was not stopped here - compute the buffer from the samples of all ranks"
+            )
+
+
+def _saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, buffer) of the saved buffers, without those of torch's normalization layers."""
+    for prefix, part in module.named_modules():
+        if isinstance(part, _NormBase) and type(part).__module__.startswith("torch."):
+            continue
+        for name, buffer in part.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in part._non_persistent_buffers_set:
+                yield name, buffer
 
 
 def numbers_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:

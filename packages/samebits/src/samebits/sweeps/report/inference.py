@@ -26,8 +26,9 @@ Scores = Mapping[Any, float]  # {seed or fold: score}
 class Difference:
     """A row compared with the best one. Fields are None if there are too few seeds.
 
-    difference: mean of the row minus mean of the best, over pairs if paired. low, high: simultaneous 95 % interval; it
-    accounts for the selection of the best. p: probability that any row is this far from the best if no row differs. n:
+    difference: mean of the row minus mean of the best, over pairs if paired. low, high: 95 % interval. It accounts for
+    the selection of the best; 95 % of all rows' intervals contain the true difference, but fewer than 95 % of tables
+    have it in all of their intervals. p: probability that any row is this far from the best if no row differs. n:
     number of pairs, or the smaller number of seeds. effect: difference in standard deviations, of the pairs'
     differences (d_z, Cohen 1988) or of the runs (g, Hedges 1981); None for fewer than two seeds or equal scores.
     needed: seeds per row with which a difference of this size is found in 80 % of such tables."""
