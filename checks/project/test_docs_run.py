@@ -39,8 +39,11 @@ HERE = {
     "--shards 100": "--shards 3",
     "n_trials=20": "n_trials=2",
     "1e-3,3e-3,1e-2": "1e-3,3e-3",
+    "data.fold=range(5)": "data.fold=range(2)",
     "range(3)": "range(2)",
-    "range(5)": "range(3)",
+    "range(5)": "range(3)",  # more than before, by which a sweep is extended
+    "range(6)": "range(4)",
+    "sparsity=0,0.5,0.9,0.98": "sparsity=0,0.9",
     "ENTITY/lab/SWEEP": "me/lab/s1",
 }
 # what pages take for granted

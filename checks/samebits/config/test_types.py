@@ -21,6 +21,7 @@ from samebits.checkpoints import load_checkpoint, save_checkpoint
 from samebits.errors import CorruptFileError
 from samebits.files import KINDS, read_json
 from samebits.testing import start_run
+from samebits.testing.processes import sample_of
 
 OTHERS: dict[str, Any] = {
     "null": None, "list": [], "nested": [[1]], "dict": {}, "deep": {"a": {"b": [1]}}, "text": "x", "number": 7,
@@ -157,7 +158,7 @@ def test_a_resume_and_an_evaluation_end_in_one_line(
 ) -> None:
     """Both checkpoints of a step changed alike: nothing else to go back to."""
     run, cases = tmp_path / "run", list(mutated(load_checkpoint(begun / "checkpoints" / "last_000000004.pt")))
-    for path, name, other in cases[number::8][::20]:
+    for path, name, other in cases[number :: 8 * sample_of(40, 10)]:
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(begun, run)
         for file in sorted((run / "checkpoints").iterdir()):
