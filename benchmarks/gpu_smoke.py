@@ -101,7 +101,6 @@ CASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 SWEEPS: dict[str, tuple[str, ...]] = {
     "pool, two jobs share a GPU": ("hydra.launcher.gpus_per_job=0.5", "seed=0,1"),
-    "pool, preflight": ("sweep.preflight=true", "seed=0,1"),
 }
 
 

@@ -75,7 +75,6 @@ GROUPS = {
 PAGES = {
     "seed": "reproducibility.md",
     "resume": "checkpoints.md",
-    "sweep.preflight": "sweeps.md",
     "process.max_time": "checkpoints.md",
     "process.straggler_threshold": "troubleshooting.md",
     "trainer.strategy": "launch.md",

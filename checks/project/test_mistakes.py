@@ -133,7 +133,7 @@ SYNTAXES = [
 NO_EFFECT = [
     *(
         row(f"'{text}'", f"{text}: {OF_A_MULTIRUN}")
-        for text in ("sweep.preflight=true", "hydra/launcher=slurm", "hydra/launcher=pool", "hydra.sweeper.params={seed: 1}", "hydra.sweep.dir=x")
+        for text in ("sweep.retry_failed=true", "hydra/launcher=slurm", "hydra/launcher=pool", "hydra.sweeper.params={seed: 1}", "hydra.sweep.dir=x")
     ),
     row("hydra/sweeper=optuna", f"hydra/sweeper=optuna: {OF_A_MULTIRUN}", NEEDS_OPTUNA),
     row("hydra/sweeper=optuna hydra.sweeper.n_trials=3", f"hydra/sweeper=optuna: {OF_A_MULTIRUN}", NEEDS_OPTUNA),

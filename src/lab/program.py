@@ -4,7 +4,7 @@ lab.project has the constants. In lab, only lab.notebook imports this module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,6 @@ def start(cfg: Any, directory: Path, overrides: list[str], own_process: bool) ->
     start(PROGRAM, read(cfg), directory, overrides, own_process)
 
 
-def try_out(cfg: Any, known: Sequence[str]) -> dict[str, Any]:
-    """Build a job of a sweep and time its steps; see lab.trial.try_out."""
-    from lab.trial import try_out
-
-    return try_out(cfg, known)
-
-
 PROGRAM = Program(
-    **vars(PROJECT), check=check, read=read, scores=scores, fetch=fetch, measure=measure, training=training,
-    try_out=try_out,
+    **vars(PROJECT), check=check, read=read, scores=scores, fetch=fetch, measure=measure, training=training
 )  # fmt: skip

@@ -75,7 +75,7 @@ class Program(Project):
     when its run started. scores: (a whole, plain config, *prefixes of splits' names) -> the keys of its scores. fetch:
     downloads remote files of a config's `data`, returns their versions. measure: (a stage of `tune`, a config) -> see
     samebits.process.trials. training: imports the training code, and returns the function that trains in a rank
-    (samebits.process.RankProcess) and returns the content of result.json. try_out: builds a job and times its steps.
+    (samebits.process.RankProcess) and returns the content of result.json.
     """
 
     check: Callable[[Any], Any]
@@ -84,4 +84,3 @@ class Program(Project):
     fetch: Callable[[Mapping[str, Any], Callable[[], object]], dict[str, str]]
     measure: Callable[[str, Any], Any]
     training: Callable[[], Callable[[Any], dict[str, Any]]]
-    try_out: Callable[..., dict[str, Any]]

@@ -72,12 +72,6 @@ class PoolLauncher(EngineLauncher):
 
         self.config = typed(PoolConfig, self.options, "hydra.launcher")
 
-    def at_once(self, num_jobs: int) -> int:
-        """Return how many of the jobs run at once."""
-        from samebits.sweeps import Leases
-
-        return Leases(self.config.jobs_at_once, self.config.gpus_per_job, num_jobs).at_once
-
     def run_jobs(self, work: Any) -> Any:
         """Run the jobs on this machine."""
         from samebits.sweeps import run_in_pool

@@ -18,7 +18,7 @@ def run_in_subprocess(what: str, function: Callable[..., Any], *args: Any) -> An
     """Run function(*args), which must be picklable, in a new process and return its result.
 
     Raise its ConfigError; any other error becomes a RunFailed with one line. what: prefix of both messages, e.g.
-    "preflight: job 3".
+    "tune lr".
     """
     context: Any = multiprocessing.get_context(start_method())
     receive, send = context.Pipe(duplex=False)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from samebits.process.parent import join, start
     from samebits.process.predicting import write_predictions
     from samebits.process.rank import RankProcess
-    from samebits.process.trials import range_test, run_trial, step_s
+    from samebits.process.trials import range_test, run_trial
     from samebits.process.tuning import tune
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

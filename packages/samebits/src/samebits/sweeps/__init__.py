@@ -23,7 +23,7 @@ Errors: ConfigError for the sweep before it starts; RunFailed with the number of
     pool, lease                   launcher: several jobs at once on this machine
     slurm, slurm_arrays           launcher: each job as a batch job of SLURM; their submission
     ray_cluster                   launcher: each job as a task of Ray
-    job, job_process, preflight   one job; its process; a check that builds and times every job before the sweep
+    job, job_process              one job; its process
     search/                       hyperparameter search with Optuna, pruning
     report/                       a package of its own: reports of any runs
     verify/                       a package of its own: repeats a run and compares the results
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from samebits.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig, SweepConfig
     from samebits.sweeps.plan import Composer
     from samebits.sweeps.pool import run_in_pool
-    from samebits.sweeps.preflight import Trial
     from samebits.sweeps.ray_cluster import run_on_ray
     from samebits.sweeps.search.drive import run_search
     from samebits.sweeps.search.pruning import Pruning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +16,14 @@ from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import amount
 from samebits.project import Program
 from samebits.runs import launching
-from samebits.saved import read_config
 from samebits.schema import plain, typed
 from samebits.status import shown
 from samebits.sweeps import plan
 from samebits.sweeps.code import record_code
-from samebits.sweeps.ledger import ENDED, Job, Ledger, NewJob, differing
+from samebits.sweeps.ledger import ENDED, Job, Ledger
 from samebits.sweeps.options import SweepConfig
 from samebits.sweeps.progress import say
-from samebits.sweeps.screen import label, table
+from samebits.sweeps.screen import table
 from samebits.world import run_rendezvous
 
 HYDRAS_SUBDIR = "${hydra.job.num}"  # Hydra's default; only its basic sweeper uses it
@@ -55,8 +54,6 @@ def sweep(
     composer = plan.Composer(project, loader, master, Path(master.hydra.runtime.cwd), ledger.directory, swept)
     combinations = plan.expand(project, arguments, loader, ledger.swept, composer.cwd, options.zip)
     new = plan.compose(ledger, combinations, composer)
-    if options.preflight:
-        say(tried(ledger, combinations, new, swept, options.retry_failed, launcher))
     if difference := plan.unlike(ledger, ledger.jobs, list(new.values()), composer):
         say(difference)
     jobs = plan.write(ledger, combinations, new, arguments, composer.follows)
@@ -92,34 +89,6 @@ def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
     if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
         raise ConfigError(f"sweep={options.name}: must be a folder name of letters, digits and . _ + -")
     return options, Ledger(project, Path(master.hydra.sweep.dir).absolute())
-
-
-def tried(
-    ledger: Ledger,
-    combinations: Sequence[plan.Combination],
-    new: Mapping[int, NewJob],
-    swept: Sequence[str],
-    retry_failed: bool,
-    launcher: Launcher,
-) -> str:
-    """Return the preflight table for all jobs that would run, known and new. Nothing is written."""
-    from samebits.sweeps.preflight import Candidate, preflight
-
-    known = [job for c in combinations if (job := ledger.find(c.values)) is not None]
-    candidates = [
-        Candidate(job.number, label(job, ledger), read_config(ledger.project, job.directory))
-        for job in ledger.due(known, retry_failed)
-    ]
-    for number, one in enumerate(new.values(), start=len(ledger.jobs)):
-        candidates.append(Candidate(number, differing(one.overrides, swept), DictConfig(one.cfg)))
-    if not candidates:
-        return "preflight: no job is to run"
-    return preflight(ledger.project, candidates, at_once(launcher, len(candidates)))
-
-
-def at_once(launcher: Launcher, num_jobs: int) -> int:
-    """Return how many jobs the launcher runs at once; 1 if it has no method `at_once`."""
-    return int(launcher.at_once(num_jobs)) if hasattr(launcher, "at_once") else 1
 
 
 def outlook(ledger: Ledger, jobs: Sequence[Job], due: Sequence[Job], watches: bool = True) -> str:

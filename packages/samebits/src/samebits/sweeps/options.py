@@ -15,7 +15,6 @@ class SweepConfig:
     name: str | None = None
     retry_failed: bool = False
     fail_fast: bool = False
-    preflight: bool = False
     zip: list[str | list[str]] | None = None
     job: str | None = None
 

@@ -26,11 +26,10 @@ from samebits.saved import NEVER_COMPARED, folds_of
 from samebits.schema import at, plain, typed
 from samebits.status import shown
 from samebits.sweeps.code import record_code
-from samebits.sweeps.drive import Work, ahead, at_once, counted, opened, report, run_sweep, stop_here
+from samebits.sweeps.drive import Work, ahead, counted, opened, report, run_sweep, stop_here
 from samebits.sweeps.ledger import SWEEP, Job, Ledger, NewJob
 from samebits.sweeps.options import SearchConfig
 from samebits.sweeps.plan import Combination, Composer, adapt, unlike
-from samebits.sweeps.preflight import Candidate, preflight
 from samebits.sweeps.progress import say
 from samebits.sweeps.screen import table
 from samebits.sweeps.search import objectives as objective_values
@@ -83,16 +82,12 @@ def run_search(
     methods = Methods(project, config, space)
     if any(not job.key.startswith(TRIAL_KEY) for job in ledger.jobs):
         raise ConfigError(f"sweep={ledger.name}: is a sweep, not a search - give the search another name")
-    corners = corners_of(space, composer, all_of_them=sweep_options.preflight or not ledger.jobs)
-    base = plain(corners[0].cfg)
+    base = checked_corners(space, composer, all_of_them=not ledger.jobs)
     if folds := [key for key in space.keys if (count := folds_of(key)) and at(base, count.split("."))]:
         what = f"{space.typed.get(folds[0], folds[0])}: a search would take the fold for a hyperparameter"
         raise ConfigError(f"{what} - search with one fold, then sweep the folds of the best configurations")
     objectives = objective_values.choose(project, config.objectives, base)
     methods.check_pruning(objectives, base)
-    if sweep_options.preflight:
-        tried = preflight(project, corners, at_once(launcher, methods.limit))
-        say(f"every choice and both ends of every range, one after the other:\n{tried}")
     with driving(project.root, ledger.directory):
         try:
             study = Search(config, space, methods, objectives, f"{base['name']}/{ledger.name}", ledger.directory)
@@ -112,14 +107,12 @@ def run_search(
         conclude(study, ledger, stopped, changed=to_run)
 
 
-def corners_of(space: Space, composer: Composer, all_of_them: bool) -> list[Candidate]:
-    """Return checked configs that cover every choice and both ends of every range; only the first one unless
-    all_of_them."""
-    found = []
-    for n, values in enumerate(islice(space.corners(), None if all_of_them else 1)):
-        cfg = DictConfig(composer.job(n, trial_key(n), space.overrides(values)))
-        found.append(Candidate(n, " ".join(space.drawn(values)), cfg))
-    return found
+def checked_corners(space: Space, composer: Composer, all_of_them: bool) -> dict[str, Any]:
+    """Check configs that cover every choice and both ends of every range; only the first one unless all_of_them. Return
+    the first one."""
+    corners = islice(space.corners(), None if all_of_them else 1)
+    first, *_ = [composer.job(n, trial_key(n), space.overrides(values)) for n, values in enumerate(corners)]
+    return first
 
 
 class Drive:
