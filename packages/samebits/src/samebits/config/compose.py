@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from samebits.config import yamls
@@ -31,6 +33,7 @@ from samebits.saved import say_renamed, taken_out, translate_typed_override
 from samebits.schema import MISSING, at, below_outputs, plain, walk
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits, and does not raise
+_AS_RUN = "hydra.mode=RUN"  # what Hydra adds to the overrides of a single run
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
 _HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 # OmegaConf 2.3 has another register_resolver, without a cache
@@ -99,12 +102,51 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
         _run_hydra(args, parser, task_function=task, config_path=str(project.conf), config_name="train")
 
     try:
-        with _full_error("1"):
+        with _full_error("1"), contextlib.nullcontext() if args.multirun else composed_once():
             run(args)  # type: ignore[call-arg]
     except Exception as error:
         if shown == "1" or (line := explain(project, error, sys.argv[1:], composed)) is None:
             raise
         raise ConfigError(line if for_a_run(project, arguments) == arguments else line.replace("++", "")) from error
+
+
+@contextlib.contextmanager
+def composed_once() -> Iterator[None]:
+    """Let Hydra compose a single run once within this block.
+
+    Hydra composes twice: as for a multirun, to read hydra.mode, and then with hydra.mode=RUN. Here it composes the run
+    first. If that has no hydra.mode, it is the result of the second time, otherwise Hydra composes as usual.
+    """
+    load: Callable[..., DictConfig] = ConfigLoaderImpl.load_configuration
+    first: list[tuple[list[str], DictConfig | Exception]] = []
+
+    def load_once(
+        self: ConfigLoaderImpl, config_name: str | None, overrides: list[str], run_mode: RunMode, **options: Any
+    ) -> DictConfig:
+        if options.get("validate_sweep_overrides") is False:  # only to read hydra.mode
+            typed = [*overrides, _AS_RUN]
+            try:
+                cfg = load(self, config_name, overrides, RunMode.RUN, **{**options, "validate_sweep_overrides": True})
+            except Exception as error:  # a mistake, or a multirun that is chosen by hydra.mode
+                first.append((typed, error))
+                return load(self, config_name, overrides, run_mode, **options)
+            if cfg.hydra.mode is None:
+                first.append((typed, cfg))
+            return cfg
+        typed, found = first.pop() if first else ([], None)
+        if found is None or typed != overrides or run_mode != RunMode.RUN:
+            return load(self, config_name, overrides, run_mode, **options)
+        if isinstance(found, Exception):
+            raise found
+        found.hydra.mode = RunMode.RUN
+        found.hydra.overrides.hydra.append(_AS_RUN)
+        return found
+
+    ConfigLoaderImpl.load_configuration = load_once  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Any, Any]:
