@@ -67,6 +67,19 @@ def test_biases_and_norms_do_not_decay() -> None:
     assert [g["weight_decay"] for g in parameter_groups(nn.LayerNorm(2), 0.3, False)] == [0.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [partial(torch.optim.SGD, momentum=0.9, nesterov=True), torch.optim.AdamW])
+def test_a_fused_kernel_that_is_wrong_is_not_used(make: Any, dtype: torch.dtype) -> None:
+    """torch's fused SGD with momentum leaves the first gradient out for half precision on a CPU."""
+    built, plain = ([nn.Parameter(torch.zeros(16, 16, dtype=dtype))] for _ in range(2))
+    optimizers = lab.optim.build_optimizer(partial(make, lr=0.1), lambda: [{"params": built}]), make(plain, lr=0.1)
+    for step in range(3):
+        for optimizer, [p] in zip(optimizers, (built, plain)):
+            p.grad = torch.full_like(p, 1.0 + step)
+            optimizer.step()
+        torch.testing.assert_close(built[0], plain[0], rtol=0.05, atol=0)
+
+
 def test_what_the_config_says_of_fused_holds() -> None:
     """And a class that has no fused kernel for the weights' device or dtype is built without."""
     assert build_optimizer(partial(torch.optim.SGD, lr=0.1), small(), 0.0, True).defaults["fused"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -73,6 +75,25 @@ def test_samples_have_the_models_probabilities() -> None:
     found = np.bincount(callback.sampled(Fixed(), 5, torch.device("cpu"))[1:], minlength=3) / 4000
     assert found[1] == 0
     assert found[0] == pytest.approx(0.25, abs=0.03)
+
+
+def test_what_the_model_keeps_in_evaluation_mode_stays_so(tmp_path: Path) -> None:
+    """Frozen parts of a model keep their saved statistics, and draw no dropout, after a text was written too."""
+    from lab.callbacks.sample_text import SampleText
+
+    callback = object.__new__(SampleText)
+    callback.window, callback.length, callback.temperature, callback.prompt = 4, 3, 1.0, [0]
+    callback.draws, callback.vocabulary = SampleRNG(0, "SampleText"), ["a", "b", "c"]
+    world = SimpleNamespace(device=torch.device("cpu"), is_main=True)
+    callback.run = SimpleNamespace(
+        hardware=SimpleNamespace(autocast=nullcontext), world=world, directory=tmp_path,
+        logger=SimpleNamespace(say=lambda line: None),
+    )  # fmt: skip
+    model = torch.nn.Sequential(torch.nn.Embedding(3, 3), torch.nn.Dropout(), torch.nn.Dropout()).train()
+    model[1].eval()
+    callback.on_eval(SimpleNamespace(model=model, ema=None, step=5), {})
+    assert [part.training for part in model.modules()] == [True, True, False, True]
+    assert len(texts(tmp_path)) == 1
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from h5rows.integration import files_of, open_h5
+from lab.average import evaluation_mode
 from lab.callbacks.base import Callback
 from lab.h5_errors import h5_methods
 from lab.state import model_or_average
@@ -92,11 +93,8 @@ class SampleText(Callback):
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
         """Generate and write the text. All ranks must call it."""
         model = model_or_average(state)  # on all ranks, because a sharded model's forward needs all of them
-        was_training = model.training
-        model.eval()
-        with self.run.hardware.autocast():
+        with evaluation_mode(model), self.run.hardware.autocast():
             text = self.decoded(self.sampled(model, state.step, self.run.world.device))
-        model.train(was_training)
         if self.run.world.is_main:
             folder = self.run.directory / "samples"
             folder.mkdir(exist_ok=True)
