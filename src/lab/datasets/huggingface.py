@@ -69,10 +69,9 @@ class HuggingFace:
         batch = self.gather(np.asarray([range(len(self))[i]], dtype=np.int64))
         return {field: values[0] for field, values in batch.items()}
 
-    @property
-    def source_rows(self) -> tuple[str, np.ndarray]:
-        """Return (name of the split of `datasets`, numbers of its rows), for lab.loaders.shared_rows."""
-        return self._of, self._rows
+    def shared_rows(self, other: HuggingFace) -> int:
+        """Return how many rows are also rows of the other split."""
+        return int(np.isin(self._rows, other._rows).sum()) if self._of == other._of else 0
 
     @property
     def nbytes(self) -> int:
