@@ -120,21 +120,19 @@ def unlike_splits(sets: Mapping[str, Any]) -> list[str]:
 
 
 def shared_rows(sets: Mapping[str, Any]) -> list[str]:
-    """Return a line for each split that has rows of the training split, if its data set has `source_rows`, (name of a
-    table, numbers of its rows)."""
-    table, rows = getattr(sets["train"], "source_rows", (None, None))
-    lines = []
-    for split, dataset in sets.items():
-        there, others = getattr(dataset, "source_rows", (None, None))
-        if split == "train" or rows is None or others is None or there != table:
-            continue
-        if shared := int(np.isin(others, rows).sum()):
-            lines.append(
-                f"data.splits.{split}: {shared:,} of its {len(others):,} rows are rows of train too, so its scores are "
-                "too good; to separate the splits, set data.split_ratio, or give them equal `by` and different rows or "
-                "files"
-            )
-    return lines
+    """Return a line for each split that has rows of the training split, if its data set has a method `shared_rows`."""
+    shared = {
+        split: dataset.shared_rows(sets["train"])
+        for split, dataset in sets.items()
+        if split != "train" and hasattr(dataset, "shared_rows")
+    }
+    return [
+        f"data.splits.{split}: {count:,} of its {len(sets[split]):,} rows are rows of train too, so its scores are too "
+        "good; to separate the splits, set data.split_ratio, or give them equal `by` and different rows, or different "
+        "files or groups"
+        for split, count in shared.items()
+        if count
+    ]
 
 
 def check_classes(

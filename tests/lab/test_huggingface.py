@@ -172,3 +172,16 @@ def test_missing_values_are_refused_or_nan(tmp_path: Path) -> None:
     assert torch.equal(found["x"].isnan(), torch.tensor([False, True]))
     with pytest.raises(RunFailed, match=r"column 'b': 1 of its values is missing"):
         HuggingFace(str(tmp_path / "d"), {"x": "b"}, splits, "train", missing="nan").gather(np.arange(2))
+
+
+def test_a_value_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    values = np.ones(40)
+    values[33] = np.inf
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"a": values})}).save_to_disk(str(tmp_path / "d"))
+    found = [
+        HuggingFace(
+            str(tmp_path / "d"), {"x": "a"}, {"train": {"of": "train", "rows": rows}}, "train"
+        ).find_non_finite()
+        for rows in ([0, 0.5], [0.5, 1])
+    ]
+    assert sorted(map(str, found)) == ["None", f"x of row 33 of {tmp_path / 'd'}, train contains inf"]

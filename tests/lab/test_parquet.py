@@ -386,3 +386,30 @@ def test_rows_of_train_in_another_split_are_reported(folder: Path, changes: list
     found = [re.match(r"data.splits.(\w+): (\d+) of its", line) for line in shared_rows(sets)]
     assert {one[1]: int(one[2]) for one in found if one} == expected
     assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(("column", "field"), [("a", "x"), ("z", "z")])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_named(tmp_path: Path, value: float, column: str, field: str) -> None:
+    """By field, row and file: also in a share of the rows, and in fields of one value or several per row."""
+    ones, fields = {"a": np.ones(50), "b": np.ones(50), "z": np.ones(50)}, {"x": ["a", "b"], "z": "z"}
+    for name in ("0", "1"):
+        pq.write_table(pa.table(ones), tmp_path / f"{name}.parquet", row_group_size=16)
+    assert opened(tmp_path, fields).find_non_finite() is None
+    ones[column][41] = value
+    pq.write_table(pa.table(ones), tmp_path / "1.parquet", row_group_size=16)
+    line = f"{field} of row 41 of {tmp_path}/1.parquet contains {value}"
+    assert opened(tmp_path, fields).find_non_finite() == line
+    inside = [opened(tmp_path, fields, splits={"train": {"rows": rows}}) for rows in ([0, 0.5], [0.5, 1])]
+    assert sorted(map(str, (one.find_non_finite() for one in inside))) == sorted(["None", line])
+
+
+@pytest.mark.slow
+def test_a_run_that_meets_nan_names_it(tmp_path: Path) -> None:
+    a = np.linspace(0, 1, 64)
+    a[7] = np.nan
+    pq.write_table(pa.table({"a": a, "y": np.arange(64) % 3}), tmp_path / "a.parquet")
+    options = ("data=parquet", f"data.path={tmp_path}/a.parquet", "data.fields={x: [a], y: y}", "trainer.max_steps=20")
+    splits = ("data.splits.train={rows: null, by: null}", "data.splits.val=null", "data.splits.test=null")
+    with pytest.raises(RunFailed, match=r"the data are not finite either: x of row 7 of .*a\.parquet contains nan"):
+        start_run(tmp_path / "run", *QUICK, *options, *splits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 import h5rows
 from h5rows.integration import rows_in_share, split_version
 from lab.config import Config
-from lab.loaders import make_dataset, make_datasets
+from lab.loaders import make_dataset, make_datasets, shared_rows
 from lab.program import PROGRAM
 from lab.restore import score_checkpoint
 from samebits.errors import ConfigError
@@ -216,3 +217,51 @@ def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(dataset, "column_of", lambda *given: (reads.append(given[2]), own(*given))[1])
     sets = make_datasets(config)
     assert (sum(map(len, sets.values())), reads) == (300, ["patient"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        (["data.split_ratio=80/10/10"], set()),
+        (["data.split_ratio=80/10/10", "data.split_by=patient"], set()),
+        (["data.split_ratio=80/0/20", "data.folds=4", "data.fold=1", "data.stratify_by=y"], set()),
+        (["data.splits.train.rows=[0,0.8]", "data.splits.val.rows=[0.8,1]", "data.splits.test.group=other"], set()),
+        (["data.splits.train.rows=[0,0.8]", "data.splits.test.rows=[0.9,1]"], {"val"}),
+        (["data.splits.train.rows=[0,0.8]", "data.splits.val.rows=[0.7,0.9]", "data.splits.test=null"], {"val"}),
+        (["+data.splits.train.by=patient", "data.splits.train.rows=[0,0.8]", "data.splits.val.rows=[0.8,1]"],
+         {"val", "test"}),
+        (["data.splits.train.index=some", "data.splits.val.index=some", "data.splits.val.rows=[0,0.5]",
+          "data.splits.test.index=rest"], {"val"}),
+        (["data.splits.train.group=other", "data.splits.val.group=other"], {"val"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [300, 100_000])
+def test_rows_of_train_in_another_split_are_counted(
+    tmp_path: Path, size: int, changes: list[str], shared: set[str]
+) -> None:
+    order = np.random.default_rng(0).permutation(size)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for group, first in (("/", 0), ("other", size)):
+            file[f"{group}/x"], file[f"{group}/row"] = np.zeros((size, 2), np.float32), first + np.arange(size)
+            file[f"{group}/y"], file[f"{group}/patient"] = np.arange(size) % 3, order % 40
+            file[f"{group}/some"], file[f"{group}/rest"] = order[: size // 2], order[size // 2 :]
+    root = [] if "split_ratio" in changes[0] else [f"data.splits.{s}.group=/" for s in ("train", "val", "test")]
+    path = (f"data.path={tmp_path / 'a.h5'}", "data.fields={x: x, y: y}", "+data.fields.row=row")
+    sets = make_datasets(Config.of(compose(*path, *root, *changes)))
+    rows = {split: set(dataset.column("row").tolist()) for split, dataset in sets.items()}
+    expected = {split: len(rows[split] & rows["train"]) for split in rows if split != "train"}
+    assert {split for split, count in expected.items() if count} == shared
+    found = [
+        re.match(r"data.splits.(\w+): ([\d,]+) of its ([\d,]+) rows are rows of train", line)
+        for line in shared_rows(sets)
+    ]
+    assert {one[1]: int(one[2].replace(",", "")) for one in found if one} == {k: n for k, n in expected.items() if n}
+    assert len(found) == len(shared)
+
+
+@pytest.mark.slow
+def test_a_run_warns_once_of_rows_of_train(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", *QUICK, "data.splits.val.group=train", "trainer.max_steps=1")
+    lines = [line for line in (run / "train.log").read_text().splitlines() if "are rows of train too" in line]
+    assert len(lines) == 1
+    assert re.search(r"data\.splits\.val: ([\d,]+) of its \1 rows", lines[0])

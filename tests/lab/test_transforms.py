@@ -255,3 +255,12 @@ def test_normal_numbers_are_finite_at_the_ends_of_the_uniform_ones(monkeypatch: 
     found = SampleRNG(0, "a").normal(torch.arange(4), 1)
     assert found.isfinite().all()
     assert 5.7 < found.abs().max() < 5.8
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.int16, True), (torch.int32, False), (torch.int64, False)])
+def test_to_float_says_which_integers_it_rounds(dtype: torch.dtype, exact: bool) -> None:
+    (line,) = ToFloat("x", "images").describe({"x": ((3,), dtype)})
+    assert ("rounded above 2**24" not in line) == exact
+    values = torch.tensor([[min(torch.iinfo(dtype).max, 2**24), min(torch.iinfo(dtype).max, 2**24 + 1)]], dtype=dtype)
+    converted = ToFloat("x", "images").apply(values, torch.empty(0))
+    assert (converted.double() == values.double()).tolist() == [[True, exact]]

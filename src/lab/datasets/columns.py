@@ -207,6 +207,20 @@ def columns_with_nan(dataset: Any, field: str) -> list[int]:
     return np.flatnonzero(found).tolist()  # type: ignore[no-any-return]
 
 
+def first_non_finite(dataset: Any) -> str | None:
+    """Return field and row of the first inf or NaN, as text; None if the first 256 MB contain none.
+
+    dataset: has `spec`, `nbytes`, `gather`, and `where`, which describes a row."""
+    limit = min(len(dataset), max(1, (256 << 20) * len(dataset) // max(1, dataset.nbytes)))
+    for begin in range(0, limit, 256):
+        for field, values in dataset.gather(np.arange(begin, min(begin + 256, limit))).items():
+            if values.is_floating_point() and not (finite := values.isfinite()).all():
+                row = int((~finite.flatten(1).all(1) if values.ndim > 1 else ~finite).nonzero()[0])
+                number = float(values[row][~finite[row]].flatten()[0])
+                return f"{field} of {dataset.where(begin + row)} contains {number}"
+    return None
+
+
 def columns_of(given: Any) -> list[Any]:
     """Return the columns of an entry of `fields`."""
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]

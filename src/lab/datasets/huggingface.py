@@ -18,7 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.datasets.columns import Columns, flattened, joined_values, missing_rule, rows_of_split, sorted_classes
+from lab.datasets.columns import (
+    Columns,
+    first_non_finite,
+    flattened,
+    joined_values,
+    missing_rule,
+    rows_of_split,
+    sorted_classes,
+)
 from samebits.errors import ConfigError
 from samebits.extras import need
 from samebits.schema import NotNegativeInt
@@ -69,10 +77,17 @@ class HuggingFace:
         batch = self.gather(np.asarray([range(len(self))[i]], dtype=np.int64))
         return {field: values[0] for field, values in batch.items()}
 
-    @property
-    def source_rows(self) -> tuple[str, np.ndarray]:
-        """Return (name of the split of `datasets`, numbers of its rows), for lab.loaders.shared_rows."""
-        return self._of, self._rows
+    def shared_rows(self, other: HuggingFace) -> int:
+        """Return how many rows are also rows of the other split."""
+        return int(np.isin(self._rows, other._rows).sum()) if self._of == other._of else 0
+
+    def where(self, row: int) -> str:
+        """Return the row number in the split of `datasets`, and its name, of a row, as text for messages."""
+        return f"row {self._rows[row]} of {self._where}"
+
+    def find_non_finite(self) -> str | None:
+        """Return field and row of the first inf or NaN, as text; None if the first 256 MB contain none."""
+        return first_non_finite(self)
 
     @property
     def nbytes(self) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lab.datasets.columns import (
     Columns,
+    first_non_finite,
     flattened,
     joined_values,
     missing_rule,
@@ -106,10 +107,9 @@ class Parquet:
         batch = self.gather(np.asarray([range(len(self))[i]], dtype=np.int64))
         return {field: values[0] for field, values in batch.items()}
 
-    @property
-    def source_rows(self) -> tuple[str, np.ndarray]:
-        """Return ("", numbers of this split's rows in all files), for lab.loaders.shared_rows."""
-        return "", self._rows
+    def shared_rows(self, other: Parquet) -> int:
+        """Return how many rows are also rows of the other split."""
+        return int(np.isin(self._rows, other._rows).sum())
 
     @property
     def nbytes(self) -> int:
@@ -121,6 +121,16 @@ class Parquet:
         """Return how many rows of this split a row group has on average."""
         touched = np.unique(self.files.group_of(self._rows))
         return int(-(-len(self) // len(touched)))
+
+    def where(self, row: int) -> str:
+        """Return the row number in the file, and the file, of a row of the split, as text for messages."""
+        files, number = self.files, self._rows[row]
+        file = files.file_of[files.group_of(number)]
+        return f"row {number - files.begins[files.file_of == file][0]} of {files.names[file]}"
+
+    def find_non_finite(self) -> str | None:
+        """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""
+        return first_non_finite(self)
 
     def describe(self) -> list[str]:
         """Return a line for the log: number of files and row groups, how they are read."""

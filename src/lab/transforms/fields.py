@@ -138,7 +138,8 @@ class ToFloat(_PerField):
             if not dtype.is_floating_point and dtype != torch.bool:
                 image = dtype in (torch.uint8, torch.uint16) and len(shape) > 1
                 divided = image if self.pixels == "images" else True
-                what = f"divided by {torch.iinfo(dtype).max}" if divided else KEPT
+                rounded = ", but rounded above 2**24" * (dtype.itemsize > 2)
+                what = f"divided by {torch.iinfo(dtype).max}" if divided else f"{KEPT}{rounded}"
                 lines.append(f"{field}: {dtype_name(dtype)} -> float32, {what} (data.transforms.to_float)")
         return lines
 

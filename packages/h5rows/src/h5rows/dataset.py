@@ -33,7 +33,7 @@ from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import MappedShards
 from h5rows.reading.shared import coded, once
-from h5rows.row_sets import RowSet, rows_of_shards, rows_within
+from h5rows.row_sets import Block, RowSet, count_shared, rows_of_shards, rows_within
 from h5rows.selection import check_folds, fold_rows, groups_in_share, share_of_rows
 
 _LOOKED_AT, _ROWS_AT_ONCE = 256 << 20, 1 << 20  # bytes; row numbers
@@ -175,6 +175,8 @@ class Dataset:
         self._choose_share(entry, split, column)
         self._choose_fold(entry, split, column, folds, fold, fold_repeat, stratify_by)
         self._size = starts[-1] if self._rows is None else len(self._rows)
+        self._in_order = entry.get("index") is None  # rows ascend, and none is there twice
+        self._sources = {_absolute(entry["group"], parts_of(name)[0]) for name in named.values()}
         if self._size == 0:
             remedy = f"set it to {as_typed(None)} if there is no such split"
             if dropped:
@@ -434,6 +436,36 @@ class Dataset:
         ((shard, local, _),) = self._by_shard(self._file_rows(np.array([row])))
         return f"row {int(local[0])} of {self._files[shard]}"
 
+    def shared_rows(self, other: Dataset) -> int:
+        """Return how many rows of the files both data sets read: 0 if they read no dataset in common.
+
+        Two splits with shared rows are not independent. Shares of one shuffling, and blocks, are compared without a
+        look at their rows. A row that `index` contains twice is counted once.
+        """
+        if self._sources.isdisjoint(other._sources):
+            return 0
+        files, others = ([os.path.realpath(file) for file in one._files] for one in (self, other))
+        if files == others and len(set(files)) == len(files) and np.array_equal(self._starts[:-1], other._starts[:-1]):
+            return count_shared(self._ascending(), other._ascending())
+        number = {file: k << 40 for k, file in enumerate(dict.fromkeys(files + others))}  # of a file's first row
+        rows, other_rows = (
+            one._renumbered([number[file] for file in of]) for one, of in ((self, files), (other, others))
+        )
+        return count_shared(rows, other_rows)
+
+    def _ascending(self) -> RowSet | np.ndarray:
+        """Return the rows in ascending order, each of them once."""
+        if self._rows is None:
+            return Block(0, self._size)
+        return self._rows if self._in_order else np.unique(np.asarray(self._rows))
+
+    def _renumbered(self, starts: Sequence[int]) -> np.ndarray:
+        """Return the rows in ascending order, each of them once, if the first rows of the files have other numbers."""
+        check_memory(64 * self._size, f"{self._files[0]}: {self._size:,} row numbers")
+        rows = np.arange(self._size) if self._rows is None else np.asarray(self._rows)
+        of = _ShardRows(rows, self._starts).of
+        return np.unique(rows - self._starts[of] + np.asarray(starts)[of])
+
     def find_non_finite(self) -> str | None:
         """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""
         rows = min(self._size, max(1, _LOOKED_AT // max(1, self.nbytes // self._size)))
@@ -547,6 +579,11 @@ class _ShardRows:
 
 
 _HINTS = get_type_hints(Dataset.__init__)
+
+
+def _absolute(group: str, name: str) -> str:
+    """Return the path of a dataset from the root. name: relative to the group, or to the root if it begins with /."""
+    return "/".join(step for step in (name if name.startswith("/") else f"{group}/{name}").split("/") if step)
 
 
 def open(

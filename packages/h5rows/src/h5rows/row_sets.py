@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 BLOCK, TABLES = 1024, 64  # rows of a block at most; permutations that are drawn
+_AT_ONCE = 1 << 16  # rows of one set that are looked up in another at once
 
 _GOLDEN, _KEY = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
 _ROUNDS = [tuple(map(np.uint64, pair)) for pair in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))]
@@ -90,6 +91,7 @@ class RandomShare(RowSet):
 
     def __init__(self, size: int, begin: int, end: int, seed: int) -> None:
         super().__init__(end - begin)
+        self.shuffling, self.bounds = (size, seed), (begin, end)
         self._blocks = blocks = max(1, -(-size // BLOCK))
         self._rows, self._longer = size // blocks, size % blocks  # so many blocks, evenly spread, have one row more
         self._tables, self._seed = min(blocks, TABLES), seed
@@ -185,6 +187,43 @@ def rows_of_shards(chosen: Sequence[np.ndarray | range], starts: Sequence[int]) 
 def rows_within(rows: RowSet | np.ndarray, positions: RowSet | np.ndarray) -> RowSet | np.ndarray:
     """Return the rows at `positions` as one set."""
     return Within(rows, positions) if isinstance(rows, RowSet) else rows[np.asarray(positions)]
+
+
+def count_shared(first: RowSet | np.ndarray, second: RowSet | np.ndarray) -> int:
+    """Return how many rows are in both sets, whose rows are in ascending order, each of them once.
+
+    Shares of one shuffling, and a set with a block, need no look at the rows. Otherwise the rows of the smaller set are
+    looked up in the other one, in pieces, so the memory does not grow with the rows.
+    """
+    if isinstance(first, RandomShare) and isinstance(second, RandomShare) and first.shuffling == second.shuffling:
+        begins, ends = zip(first.bounds, second.bounds)
+        return max(0, min(ends) - max(begins))
+    for block, others in ((first, second), (second, first)):
+        if isinstance(block, Block):
+            begin, end = _count_below(others, block[np.array([0, len(block)])])
+            return int(end - begin)
+    few, many = sorted((first, second), key=len)
+    shared = 0
+    for start in range(0, len(few), _AT_ONCE):
+        rows = few[np.arange(start, min(start + _AT_ONCE, len(few)))]
+        begin, end = _count_below(many, np.array([rows[0], rows[-1] + 1]))
+        if end - begin <= 16 * len(rows):  # reading all of them is faster than a binary search for each row
+            shared += len(np.intersect1d(rows, many[np.arange(begin, end)], assume_unique=True))
+        else:
+            shared += int((_count_below(many, rows + 1) - _count_below(many, rows)).sum())
+    return shared
+
+
+def _count_below(rows: RowSet | np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Return how many of the ascending `rows` are below each bound, (B,) int64, by a binary search."""
+    if isinstance(rows, np.ndarray):
+        return rows.searchsorted(bounds)
+    counts = np.zeros(len(bounds), dtype=np.int64)
+    for bit in reversed(range(len(rows).bit_length())):
+        more = counts + (1 << bit)
+        known = np.minimum(more, len(rows))
+        counts = np.where((more == known) & (rows[known - 1] < bounds), more, counts)
+    return counts
 
 
 def hashed(counters: np.ndarray, seed: int) -> np.ndarray:
