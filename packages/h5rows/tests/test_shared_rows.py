@@ -107,8 +107,9 @@ def test_only_rows_of_the_same_datasets_are_shared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [10**6, 10**9])
 def test_work_and_memory_do_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Shares of one shuffling need no look at rows, and an interval a binary search."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", (rows,), "u1")[-1:] = 1  # takes no space on the disk
+    for name in ("a.h5", "b.h5"):
+        with h5py.File(tmp_path / name, "w") as file:
+            file.create_dataset("x", (rows,), "u1")[-1:] = 1  # takes no space on the disk
     splits = {
         "train": {"group": "/", "rows": [0, 0.8]},
         "val": {"group": "/", "rows": [0.8, 0.9]},
@@ -117,6 +118,7 @@ def test_work_and_memory_do_not_grow_with_the_rows(tmp_path: Path, monkeypatch: 
         "all": {"group": "/"},
     }
     train, val, more, block, whole = (Dataset(str(tmp_path / "a.h5"), {"x": "x"}, split, splits) for split in splits)
+    elsewhere = Dataset(str(tmp_path / "b.h5"), {"x": "x"}, "train", splits)
     looked, own = [0], RandomShare.__getitem__
 
     def counted(self: RandomShare, positions: np.ndarray) -> np.ndarray:
@@ -128,6 +130,7 @@ def test_work_and_memory_do_not_grow_with_the_rows(tmp_path: Path, monkeypatch: 
     try:
         assert (val.shared_rows(train), more.shared_rows(train)) == (0, rows // 10)
         assert whole.shared_rows(block) == rows // 4
+        assert elsewhere.shared_rows(train) == 0
         assert looked == [0]
         assert whole.shared_rows(val) == rows // 10
         assert abs(block.shared_rows(train) - rows // 5) <= rows // 1024  # one row of each block of rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -33,7 +34,7 @@ from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import MappedShards
 from h5rows.reading.shared import coded, once
-from h5rows.row_sets import Block, RowSet, count_shared, rows_of_shards, rows_within
+from h5rows.row_sets import Block, RowSet, count_below, count_shared, rows_of_shards, rows_within
 from h5rows.selection import check_folds, fold_rows, groups_in_share, share_of_rows
 
 _LOOKED_AT, _ROWS_AT_ONCE = 256 << 20, 1 << 20  # bytes; row numbers
@@ -447,11 +448,10 @@ class Dataset:
         files, others = ([os.path.realpath(file) for file in one._files] for one in (self, other))
         if files == others and len(set(files)) == len(files) and np.array_equal(self._starts[:-1], other._starts[:-1]):
             return count_shared(self._ascending(), other._ascending())
-        number = {file: k << 40 for k, file in enumerate(dict.fromkeys(files + others))}  # of a file's first row
-        rows, other_rows = (
-            one._renumbered([number[file] for file in of]) for one, of in ((self, files), (other, others))
+        rows, other_rows = self._rows_by_file(files), other._rows_by_file(others)
+        return sum(
+            len(np.intersect1d(rows(file), other_rows(file), assume_unique=True)) for file in set(files) & set(others)
         )
-        return count_shared(rows, other_rows)
 
     def _ascending(self) -> RowSet | np.ndarray:
         """Return the rows in ascending order, each of them once."""
@@ -459,12 +459,23 @@ class Dataset:
             return Block(0, self._size)
         return self._rows if self._in_order else np.unique(np.asarray(self._rows))
 
-    def _renumbered(self, starts: Sequence[int]) -> np.ndarray:
-        """Return the rows in ascending order, each of them once, if the first rows of the files have other numbers."""
-        check_memory(64 * self._size, f"{self._files[0]}: {self._size:,} row numbers")
-        rows = np.arange(self._size) if self._rows is None else np.asarray(self._rows)
-        of = _ShardRows(rows, self._starts).of
-        return np.unique(rows - self._starts[of] + np.asarray(starts)[of])
+    def _rows_by_file(self, files: Sequence[str]) -> Callable[[str], np.ndarray]:
+        """Return a function of a file that returns its rows here, in ascending order, each of them once.
+
+        files: the paths of this set's files without links, so that a file that is listed twice has one path."""
+        rows, shards = self._ascending(), defaultdict(list)
+        for shard, file in enumerate(files):
+            shards[file].append(shard)
+
+        def rows_of(file: str) -> np.ndarray:
+            found = []
+            for shard in shards[file]:
+                bounds = self._starts[shard : shard + 2]
+                begin, end = count_below(rows, bounds)
+                found.append(rows[np.arange(begin, end)] - bounds[0])
+            return np.unique(np.concatenate(found))
+
+        return rows_of
 
     def find_non_finite(self) -> str | None:
         """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""

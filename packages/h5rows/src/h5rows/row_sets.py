@@ -200,21 +200,21 @@ def count_shared(first: RowSet | np.ndarray, second: RowSet | np.ndarray) -> int
         return max(0, min(ends) - max(begins))
     for block, others in ((first, second), (second, first)):
         if isinstance(block, Block):
-            begin, end = _count_below(others, block[np.array([0, len(block)])])
+            begin, end = count_below(others, block[np.array([0, len(block)])])
             return int(end - begin)
     few, many = sorted((first, second), key=len)
     shared = 0
     for start in range(0, len(few), _AT_ONCE):
         rows = few[np.arange(start, min(start + _AT_ONCE, len(few)))]
-        begin, end = _count_below(many, np.array([rows[0], rows[-1] + 1]))
+        begin, end = count_below(many, np.array([rows[0], rows[-1] + 1]))
         if end - begin <= 16 * len(rows):  # reading all of them is faster than a binary search for each row
             shared += len(np.intersect1d(rows, many[np.arange(begin, end)], assume_unique=True))
         else:
-            shared += int((_count_below(many, rows + 1) - _count_below(many, rows)).sum())
+            shared += int((count_below(many, rows + 1) - count_below(many, rows)).sum())
     return shared
 
 
-def _count_below(rows: RowSet | np.ndarray, bounds: np.ndarray) -> np.ndarray:
+def count_below(rows: RowSet | np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """Return how many of the ascending `rows` are below each bound, (B,) int64, by a binary search."""
     if isinstance(rows, np.ndarray):
         return rows.searchsorted(bounds)
