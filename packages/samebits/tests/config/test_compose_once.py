@@ -87,4 +87,4 @@ def test_a_run_is_composed_once_as_hydra_composes_it(
     theirs, twice = outcome(project, arguments.split(), monkeypatch)
     assert ours
     assert ours == theirs
-    assert twice - count == fewer, "how many compositions fewer than Hydra by itself"
+    assert twice - count == (0 if compose.HYDRA_14 else fewer), "how many compositions fewer than Hydra by itself"

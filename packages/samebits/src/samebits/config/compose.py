@@ -35,7 +35,7 @@ from samebits.schema import MISSING, at, below_outputs, plain, walk
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exits, and does not raise
 _AS_RUN = "hydra.mode=RUN"  # what Hydra adds to the overrides of a single run
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
-_HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
+HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
 # OmegaConf 2.3 has another register_resolver, without a cache
 _OMEGACONF_24 = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
 register_resolver: Callable[..., None] = (
@@ -95,14 +95,14 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
             "--experimental-rerun: not supported, because it unpickles a file - to resume a run, give resume=PATH"
         )
     # 1.4 requires an allowlist, and no version_base (see initialize)
-    options: dict[str, Any] = {"execution_whitelist": project.allowed} if _HYDRA_14 else {"version_base": None}
+    options: dict[str, Any] = {"execution_whitelist": project.allowed} if HYDRA_14 else {"version_base": None}
 
     @hydra.main(config_path=str(project.conf), config_name="train", **options)
     def run(args: Any) -> None:  # because it gets an argument, hydra.main does not parse sys.argv
         _run_hydra(args, parser, task_function=task, config_path=str(project.conf), config_name="train")
 
     try:
-        with _full_error("1"), contextlib.nullcontext() if args.multirun else composed_once():
+        with _full_error("1"), contextlib.nullcontext() if args.multirun or HYDRA_14 else composed_once():
             run(args)  # type: ignore[call-arg]
     except Exception as error:
         if shown == "1" or (line := explain(project, error, sys.argv[1:], composed)) is None:
@@ -114,8 +114,8 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
 def composed_once() -> Iterator[None]:
     """Let Hydra compose a single run once within this block.
 
-    Hydra composes twice: as for a multirun, to read hydra.mode, and then with hydra.mode=RUN. Here it composes the run
-    first. If that has no hydra.mode, it is the result of the second time, otherwise Hydra composes as usual.
+    Hydra 1.3 composes twice: as for a multirun, to read hydra.mode, and then with hydra.mode=RUN. Here it composes the
+    run first. If that has no hydra.mode, it is the result of the second time, otherwise Hydra composes as usual.
     """
     load: Callable[..., DictConfig] = ConfigLoaderImpl.load_configuration
     first: list[tuple[list[str], DictConfig | Exception]] = []
@@ -243,7 +243,7 @@ def composed(project: Project, overrides: Sequence[str]) -> dict[str, Any]:
 
 def initialize(conf: Path) -> contextlib.AbstractContextManager[Any]:
     """Initialize Hydra for this folder within a block. Hydra 1.4 warns about the version_base that 1.3 requires."""
-    options: dict[str, Any] = {} if _HYDRA_14 else {"version_base": None}
+    options: dict[str, Any] = {} if HYDRA_14 else {"version_base": None}
     return hydra.initialize_config_dir(str(conf), **options)
 
 
