@@ -30,12 +30,14 @@ FIELDS = {"x": "x", "y": "y"}
 OLD = 10**9  # ns
 
 
-def write(path: Path, seed: int, rows: int = 3, splits: Sequence[str] = SPLITS, kind: str = "mapped") -> None:
+def write(
+    path: Path, seed: int, rows: int = 3, splits: Sequence[str] = SPLITS, kind: str = "mapped", width: int = 5
+) -> None:
     rng = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
         for split in splits:
-            x = rng.integers(0, 1000, (rows, 5)).astype(">i4" if kind == "h5py" else "<i4")
-            filters = {"chunks": (2, 5), "compression": "gzip"} if kind == "chunks" else {}
+            x = rng.integers(0, 1000, (rows, width)).astype(">i4" if kind == "h5py" else "<i4")
+            filters = {"chunks": (2, width), "compression": "gzip"} if kind == "chunks" else {}
             file.create_dataset(f"{split}/x", data=x, **filters)
             file[f"{split}/y"] = np.append(3, rng.integers(0, 4, rows - 1))
     os.utime(path, ns=(OLD, OLD))
@@ -79,6 +81,7 @@ def forget() -> None:
     for key in [*described._files]:
         described._files.drop(key)
     described._alike.clear()
+    described._alike.nbytes = 0
 
 
 @pytest.fixture
@@ -156,6 +159,22 @@ def test_of_files_with_equal_structure_one_is_opened(decode: bool, tmp_path: Pat
         assert opens == ["0000.h5"]
         for split in SPLITS:
             assert_as_h5py(path, split)
+
+
+def test_of_files_of_many_sizes_one_of_each_is_opened(
+    tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the sizes alternate, as of shards of different lengths. The references have a limit in bytes."""
+    path = folder_of(tmp_path / "set", 60, 30, width=600)  # HDF5 allocates less than 2 KB in blocks of one size
+    assert len({file.stat().st_size for file in (tmp_path / "set").iterdir()}) == 30
+    for split in SPLITS:
+        assert_as_h5py(path, split)
+    assert opens == [f"{k:04}.h5" for k in range(30)]
+    most = described._alike.nbytes // 3
+    forget()
+    monkeypatch.setattr(described, "_MOST_ALIKE_BYTES", most)
+    assert_as_h5py(path)
+    assert 0 < described._alike.nbytes == sum(one.nbytes for one in described._alike.values()) <= most
 
 
 def another_type(path: Path) -> None:

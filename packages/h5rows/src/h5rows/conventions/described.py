@@ -39,7 +39,7 @@ from h5rows.reading.shared import kept
 _RECENT_NS = 2 * 10**9  # the coarsest times of a file system
 _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
 _MOST_COMPARED = 1 << 20  # bytes of a file outside of its values
-_MOST_ALIKE = 16  # reference files that are kept
+_MOST_ALIKE_BYTES = 16 << 20  # of all reference files that are kept
 _DAMAGED = (ConfigError, OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)  # errors of h5py
 
 
@@ -101,6 +101,12 @@ class _Alike:
     groups: dict[str, Group]
     parts: list[tuple[int, bytes]]
 
+    @property
+    def nbytes(self) -> int:
+        """Return the memory of its bytes and of its tables."""
+        tables = sum(map(_nbytes, self.groups.values()))
+        return 1024 + tables + sum(len(part) for _, part in self.parts)
+
 
 class _Remembered(OrderedDict[tuple[str, How], _File]):
     """The files that were described, at most _MOST_BYTES of them; the first remembered are dropped first.
@@ -134,8 +140,22 @@ class _Remembered(OrderedDict[tuple[str, How], _File]):
         self.nbytes -= known.nbytes if (known := self.pop(key, None)) is not None else 0
 
 
+class _References(OrderedDict[tuple[int, How], _Alike]):
+    """(Size of the file, arguments) -> the reference. The first added are dropped until the others have at most
+    _MOST_ALIKE_BYTES; the last one is kept."""
+
+    nbytes = 0
+
+    def put(self, size: int, how: How, alike: _Alike) -> None:
+        """Keep a reference for files of a size that has none."""
+        self[size, how] = alike
+        self.nbytes += alike.nbytes
+        while self.nbytes > _MOST_ALIKE_BYTES and len(self) > 1:
+            self.nbytes -= self.popitem(last=False)[1].nbytes
+
+
 _files = _Remembered()
-_alike: OrderedDict[tuple[int, How], _Alike] = OrderedDict()  # size of the file -> one of them
+_alike = _References()
 
 
 def groups_of_files(files: Sequence[str], group: str, how: How, cache: ChunkCache) -> Iterator[Group]:
@@ -219,9 +239,7 @@ def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mappin
         if sizes.get(state[2], 0) > 1 and (state[2], how) not in _alike and set(how.groups) <= set(groups):
             with suppress(*_DAMAGED):
                 if (alike := _alike_to(file, groups)) is not None:
-                    _alike[state[2], how] = alike
-                    while len(_alike) > _MOST_ALIKE:
-                        _alike.popitem(last=False)
+                    _alike.put(state[2], how, alike)
         return made
 
 
