@@ -173,7 +173,7 @@ VALUES = [
     row("optim/schedule=step optim.schedule.milestones=[true]", "optim.schedule.milestones: expected a list, [...]"),
     row("optim/schedule=step_every optim.schedule.every=30", "optim.schedule.every: must be <= 1, got 30; a number is a share of all steps; write epochs as 10ep, steps as 500st"),
     row("optim/schedule=step_every optim.schedule.every=true", "optim.schedule.every: expected a share of all steps (0.5), epochs (10ep) or steps (500st) or null, got true"),
-    row("task=mae", "task.decoder.num_inputs: there is no key model.width, to which ${model.width} refers - conf/task/mae.yaml begins with a command that trains it: ./run train task=mae model=vit", needs("conf/task/mae.yaml")),
+    row("task=mae", "task.decoder.num_inputs: there is no key model.width, to which ${model.width} refers - conf/task/mae.yaml begins with a command that trains it: ./run train task=mae model=vit hydra.run.dir=outputs/mae", needs("conf/task/mae.yaml")),
     row("task=gan optim.objectives.critic.lr=1e-4", "optim.objectives.critic: no such key (optim.objectives is empty) - add a new key with a plus, +optim.objectives.critic.lr=1e-4", GAN),
     row("task=gan +optim@optim.objectives.critic=sgd optim.objectives.critic.nesterof=true", "optim.objectives.critic.nesterof: no such key - did you mean optim.objectives.critic.nesterov? (optim.objectives.critic has: [...]", GAN),
     row("task=gan +optim@optim.objectives.critic=sgdd", "optim=sgdd: no such option - did you mean optim=sgd? (optim has: [...]", GAN),
