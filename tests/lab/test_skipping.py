@@ -88,14 +88,17 @@ RUNS = {
     "adamw": ("model.dropout=0.1",),
     "sgd": ("optim=sgd",),
     "lion": ("optim=lion",),
-}
+    # deterministic: torch fills new memory with NaN
+    "muon, sgd": ("optim=muon", "optim.rest._target_=torch.optim.SGD", "~optim.rest.betas", "+optim.rest.momentum=0.9",
+                  "hardware.deterministic=true"),
+}  # fmt: skip
 
 
 @pytest.mark.one_quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     "kind",
-    ["adamw", "sgd", pytest.param("lion", marks=needs("conf/optim/lion.yaml"))],
+    ["adamw", "sgd", pytest.param("lion", marks=needs("conf/optim/lion.yaml")), pytest.param("muon, sgd", marks=MUON)],
 )
 def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """To the bit, the first step among the skipped."""

@@ -38,8 +38,10 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
 
 
 def begin_momentum(optimizer: Optimizer) -> None:
-    """Create the momentum of SGD as zeros: if the first step is skipped, torch's fused kernel would use uninitialized
-    memory."""
+    """Create the momentum of SGD, alone or a part of a wrapper, as zeros: if the first step is skipped, torch's fused
+    kernel would use uninitialized memory."""
+    for part in getattr(optimizer, "parts", ()):
+        begin_momentum(part)
     if isinstance(optimizer, torch.optim.SGD) and takes_found_inf(optimizer):
         for group in optimizer.param_groups:
             for p in group["params"] if group["momentum"] else ():
