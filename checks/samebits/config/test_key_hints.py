@@ -118,7 +118,7 @@ class Refusing(type(Path())):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("task", "error", "command"),
     [
-        ("mae", "task.decoder.num_inputs: there is no key model.width", "task=mae model=vit"),
+        ("mae", "task.decoder.num_inputs: there is no key model.width", "task=mae model=vit hydra.run.dir=outputs/mae"),
         ("gan", "model: generates samples of another shape", "task=gan model.input_shape=[32] model.num_outputs=64 "
          "optim.lr=1e-4 optim.betas=[0.0,0.9] trainer.clip_norm=null"),
         ("gan", "MLP was built for other samples", "task=gan model.input_shape=[32] model.num_outputs=64 "
