@@ -71,8 +71,27 @@ def load(what: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World], 
                 f"{other.file}: its split {what.split} has {theirs:,} samples, but {first.file} has {ours:,}: an "
                 "ensemble predicts the same samples - give data.path=..."
             )
+        if other_rows(first, other, what.split):
+            raise ConfigError(
+                f"{other.file}: its split {what.split} has other rows of the data than that of {first.file}, as with "
+                "another fold: an ensemble predicts the same samples - choose a split that all runs have in common, "
+                "such as --split test"
+            )
     first.experiment.hardware.apply(first.experiment.config.hardware)
     return first.experiment.hardware, partial(rows_of, what, members)
+
+
+def other_rows(first: Restored, other: Restored, split: str) -> bool:
+    """Return whether two runs read the same fields of the same data, but other rows in this split."""
+    read = []
+    for member in (first, other):
+        data = member.experiment.config.dataset
+        entry = (data.get("splits") or {}).get(split) or {}
+        read.append([*map(data.get, ("_target_", "path", "fields")), entry.get("group")])
+    ours, theirs = (member.experiment.sets[split] for member in (first, other))
+    if read[0] != read[1] or not hasattr(ours, "shared_rows"):
+        return False  # the rows of other files, fields or groups cannot be compared
+    return bool(ours.shared_rows(theirs) != ours.shared_rows(ours))
 
 
 def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:

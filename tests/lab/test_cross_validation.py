@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -12,6 +13,7 @@ from common import QUICK, needs
 
 from lab.config import Config
 from lab.loaders import make_datasets
+from lab.predict import Prediction, load
 from lab.restore import score_checkpoint
 from samebits.errors import ConfigError
 from samebits.testing import assert_undisturbed, broken_off, compose, metrics, result, start_run
@@ -53,6 +55,17 @@ def test_folds_partition_the_training_rows_for_any_seed(file: Path) -> None:
     assert sorted([*itertools.chain(*vals), *tests[0]]) == list(range(SIZE))
     assert tests == tests[:1] * 4
     assert rows(*of(file, "data.fold=0", "data.fold_repeat=1"))["val"] != vals[0]
+
+
+def test_models_of_two_folds_are_averaged_only_for_rows_that_both_have(file: Path, tmp_path: Path) -> None:
+    """The validation sets of two folds have equally many rows, but not the same."""
+    given = (*QUICK, *STEPS, f"data.path={file}", "data.split_ratio=80/0/20", "data.folds=2", "trainer.max_steps=1")
+    runs = [start_run(tmp_path / f"fold{fold}", *given, f"data.fold={fold}") for fold in (0, 1)]
+    ensemble = Prediction(runs, "test", tmp_path / "out.h5", [], [])
+    load(ensemble, 1)
+    with pytest.raises(ConfigError, match=r"its split val has other rows of the data than that of .* --split test$"):
+        load(replace(ensemble, split="val"), 1)
+    load(replace(ensemble, split="val", overrides=["data.fold=1"]), 1)
 
 
 def test_groups_of_the_file_stay_outside() -> None:
