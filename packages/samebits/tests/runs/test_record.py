@@ -155,6 +155,17 @@ def test_a_large_binary_file_is_named_and_the_rest_can_be_applied(project: Path,
     assert (home / "again/my project/src/lab/loop.py").read_text() == "changed\n"
 
 
+def test_a_file_that_is_now_a_folder_is_in_the_patch(project: Path, home: Path) -> None:
+    file = project / "src/lab/loop.py"
+    file.unlink()
+    file.mkdir()
+    (file / "part.py").write_text("x = 1\n")
+    diff = surroundings(project).diff
+    git(home, "clone", "-q", str(project.parent), "again")
+    git(home / "again", "apply", "-", input=diff.encode())
+    assert (home / "again/my project/src/lab/loop.py/part.py").read_text() == "x = 1\n"
+
+
 def test_the_repository_stays_as_it_is(project: Path) -> None:
     edit(project)
     files = {path: path.read_bytes() for path in (project.parent / ".git").rglob("*") if path.is_file()}

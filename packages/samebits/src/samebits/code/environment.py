@@ -192,7 +192,7 @@ def uncommitted(root: Path) -> str:
                 own, index
             )  # keeps its time, which git needs to find edits made in the same second as the commit
         listed = b"\0".join(os.fsencode(name) for name in new)
-        git(root, "update-index", "--add", "--info-only", "-z", "--stdin", stdin=listed, index=index)
+        git(root, "update-index", "--add", "--replace", "--info-only", "-z", "--stdin", stdin=listed, index=index)
         for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
             name = os.fsdecode(line.removeprefix(b"-\t-\t"))
             if line.startswith(b"-\t-\t") and _largest(top, name) > MOST_OF_ONE:
