@@ -58,11 +58,11 @@ class ReplicaChecks:
     def warn_of_own_buffers(
         self, model: nn.Module, task: nn.Module, world: World, warn: Callable[[str], object]
     ) -> None:
-        """Warn, on rank 0, if ranks have buffers of their own. All ranks must call it before a save at a stop.
+        """Warn, on rank 0, if a buffer differs between ranks. All ranks must call it before a save at a stop.
 
         A checkpoint has the buffers of rank 0. If a stop saves it between two saves, all ranks resume with these, while
-        the ranks of a run that is not stopped keep their own. Not compared: buffers of torch's normalization layers,
-        which are read only in evaluations, and those of the task that `sync_buffers` makes equal."""
+        the ranks of a run that is not stopped keep different ones. Not compared: buffers of torch's normalization
+        layers, which are read only in evaluations, and the task's buffers that `sync_buffers` makes equal."""
         own = {
             f"task.{name}": buffer
             for name, buffer in _saved_buffers(task)
@@ -72,13 +72,13 @@ class ReplicaChecks:
             return
         if found := _first_unlike(world.gather_object(_sums(own.items()))):
             warn(
-                f"the buffer {found[0]} differs between ranks, and this checkpoint has that of rank 0: the resumed run "
-                "will not equal a run that was not stopped here - compute the buffer from the samples of all ranks"
+                f"the buffer {found[0]} differs between ranks, and this checkpoint has the one of rank 0: the resumed "
+                "run will not equal a run that was not stopped here - compute the buffer from the samples of all ranks"
             )
 
 
 def _saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, buffer) of the saved buffers, without those of torch's normalization layers."""
+    """Yield (name, buffer) of the saved buffers, without torch's normalization layers."""
     for prefix, part in module.named_modules():
         if isinstance(part, _NormBase) and type(part).__module__.startswith("torch."):
             continue
