@@ -21,7 +21,7 @@ from samebits.sweeps.search.study import Search
 PROGRAM = Program(
     name="theirs.project", root=Path(__file__).parent, allowed=(), factories=(), schema=object, own={}, paths=(),
     resolvers={}, check=lambda cfg: None, read=lambda cfg: cfg, fetch=lambda *_: {}, measure=lambda *_: {},
-    training=lambda: lambda rank: {}, try_out=lambda *_: {},
+    training=lambda: lambda rank: {},
     scores=lambda cfg, *splits: [f"{split}/{name}" for split in splits for name in ("loss", "accuracy")],
 )  # fmt: skip
 LOSS = [Objective("val/loss", "min")]
