@@ -97,7 +97,7 @@ def make_experiment(process: RankProcess) -> Experiment:
     trainer, sets = config.trainer, make_datasets(config)
     if payload is not None:
         check_classes_of_run(sets["train"], process.directory)
-    for line in shared_rows(sets):
+    for line in shared_rows(sets) if world.is_main else ():  # other ranks print no warnings
         logger.warn(line)
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
         write_class_names(process.directory, names)
