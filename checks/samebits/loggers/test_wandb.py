@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from wandb_server import KEY, Server, serving
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
-from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Svg, Table, wandb_upload
+from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Svg, Table, wandb_log, wandb_upload
 from samebits.loggers.wandb_log import wandb_arguments
 from samebits.runs import fill_directory, write_config
 from samebits.status import write_status
@@ -154,6 +155,21 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.chdir(tmp_path)
     return monkeypatch
+
+
+def test_the_command_that_sends_the_rest_is_printed_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even if the process names its reason after the run has stopped waiting for it."""
+    late = "import sys, time; sys.stdin.read(); time.sleep(1); print('status 401')"
+    monkeypatch.setattr(wandb_log, "upload_command", lambda *_: [sys.executable, "-c", late])
+    monkeypatch.setattr(wandb_log, "END_S", 0.1)
+    monkeypatch.setattr(wandb_log.log, "propagate", True)  # a run in this process has ended that
+    caplog.set_level("INFO", "samebits")
+    process = wandb_log.WandbProcess(PROGRAM, tmp_path, LoggerConfig(kind="wandb", mode="online"))
+    process.finish("finished")
+    wait_for(lambda: "W&B: status 401" in caplog.text)
+    assert caplog.text.count("./run sync") == 1
 
 
 def test_wandb_offline_and_its_variables_are_obeyed_the_config_first(plain: pytest.MonkeyPatch, tmp_path: Path) -> None:

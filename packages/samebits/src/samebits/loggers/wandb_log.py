@@ -92,9 +92,10 @@ class WandbProcess:
     """
 
     def __init__(self, project: Project, run_dir: Path, config: LoggerConfig) -> None:
-        self._project, self._directory = project, run_dir
+        self._project, self._directory, self._command = project, run_dir, sync_command(run_dir)
         self._process: subprocess.Popen[str] | None = None
-        self._told = False
+        self._command_printed = False  # by either thread: a user reads it once
+        self._printing = threading.Lock()
         (run_dir / FOLDER).mkdir(exist_ok=True)
         if choose_wandb_mode(config) == "online":
             self._start()
@@ -112,10 +113,10 @@ class WandbProcess:
         """Log the output of the process: one line if the server cannot be reached."""
         assert process.stdout is not None
         for line in process.stdout:
-            self._told = True
-            log.warning(
-                "W&B: %s; missing data are sent later, or with: %s", line.strip(), sync_command(self._directory)
-            )
+            with self._printing:
+                rest = "" if self._command_printed else f"; missing data are sent later, or with: {self._command}"
+                log.warning("W&B: %s%s", line.strip(), rest)
+                self._command_printed = True
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Do nothing: the process reads metrics.jsonl."""
@@ -142,8 +143,10 @@ class WandbProcess:
         if "sweep" not in read_status(self._directory):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(min(END_S, limit_s or END_S))
-            if self._process.poll() is None and not self._told:
-                log.info("W&B: the rest is sent in the background, or with: %s", sync_command(self._directory))
+            with self._printing:
+                if self._process.poll() is None and not self._command_printed:
+                    log.info("W&B: the rest is sent in the background, or with: %s", self._command)
+                    self._command_printed = True
         self._process.returncode = self._process.returncode or 0  # otherwise Python warns that it is still running
 
 
