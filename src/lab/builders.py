@@ -33,7 +33,7 @@ from lab.project import PROJECT
 from lab.pruning import Pruner, pruned
 from lab.renamed import check_method, check_task_names
 from lab.schedules.constant import Epochs
-from lab.state import TrainState, may_skip
+from lab.state import TrainState
 from lab.tasks.base import Task, TaskRun, overrides
 from samebits.checkpoints import Optimizers
 from samebits.data import Stream
@@ -195,7 +195,6 @@ def make_state(
 ) -> TrainState:  # fmt: skip
     """Return the training state of a new run. model, task: as Experiment.build_model_and_task returns them; they are
     moved to the device in place, or the model is sharded over the ranks. epochs: for schedules that count epochs."""
-    trainer = config.trainer
     ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task, model) else None
     to_devices(model, ema, task, config, hardware, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
@@ -220,9 +219,8 @@ def make_state(
     with constructing(PROJECT, "optim.schedule", config.optim.schedule):
         schedule = Schedule(optimizers, factors.pop(""), total_steps, factors)
     scaler = hardware.make_scaler()
-    if may_skip(trainer, scaler):
-        for optimizer in optimizers.values():
-            begin_momentum(optimizer)
+    for optimizer in optimizers.values():
+        begin_momentum(optimizer)
     names = {id(p): name for named in trained.values() for name, p in named}
     order = [names.get(id(p), "") for group in optimizers.param_groups for p in group["params"]]
     monitor = [config.monitor.key, config.monitor.mode]

@@ -25,7 +25,8 @@ from samebits.world import World
 
 Rows = Iterator[tuple[np.ndarray, dict[str, Any]]]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda output: output.softmax(-1),
+    # over the classes: images (B, C, H, W) and volumes have them second, rows (B, C) and sequences (B, T, C) last
+    "softmax": lambda output: output.softmax(1 if output.dim() > 3 else -1),
     "sigmoid": torch.sigmoid,
 }
 

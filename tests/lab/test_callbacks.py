@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from common import QUICK
+from common import QUICK, needs
 
 from lab.callbacks.base import Callback, overridden_methods
 from lab.callbacks.energy import GpuPower
+from lab.state import model_or_average
+from samebits.checkpoints import load_checkpoint
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 
@@ -98,6 +101,27 @@ def test_callbacks_see_what_they_are_written_for(tmp_path: Path, use: Callable[.
     assert len(pictures) == 2
     assert pictures[0].read_bytes().startswith(b"P5 32 8 255\n")
     assert_equal(last_checkpoint(run)["model"], last_checkpoint(plain)["model"])  # who only looks changes nothing
+
+
+@needs("conf/model/resnet.yaml")
+def test_the_evaluated_model_at_the_end_is_the_best(tmp_path: Path, use: Callable[..., None]) -> None:
+    """With the weight average, its BatchNorm statistics included, though the model has trained on."""
+    kept: dict[str, torch.Tensor] = {}
+
+    class Keeper(Callback):
+        def on_end(self, state: Any, scores: dict[str, float]) -> None:
+            kept.update(copy.deepcopy(model_or_average(state).state_dict()))
+
+    use(Keeper())
+    options = [option for option in SHORT if not option.startswith("model.")]
+    run = start_run(
+        tmp_path, *options, "model=resnet", "model.width=4", "model.blocks=[1]", "trainer.ema_decay=0.5",
+        "trainer.max_eval_batches=1", "monitor.key=val/loss", "monitor.mode=max",
+    )  # fmt: skip
+    assert result(run)["best_step"] == 3
+    best = load_checkpoint(run / result(run)["best_checkpoint"])["ema"]
+    assert sum("running" in name for name in best) > 0
+    assert_equal(kept, dict(best))
 
 
 def test_what_is_not_overridden_is_not_called() -> None:

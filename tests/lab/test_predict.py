@@ -16,6 +16,7 @@ from common import ROOT
 from lab import load_run
 from lab.config import Config
 from lab.loaders import make_dataset
+from lab.predict import ACTIVATIONS
 from lab.program import PROGRAM
 from lab.transforms.fields import compose as transformed
 from samebits.targets import construct
@@ -93,6 +94,14 @@ def test_an_ensemble_is_the_mean_of_its_members(runs: list[Path], tmp_path: Path
     with h5py.File(out) as file:
         np.testing.assert_allclose(file["output"][()], np.mean(probabilities, axis=0), rtol=1e-4, atol=1e-6)
         assert list(file.attrs["runs"]) == [str(run) for run in runs]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 7, 3), (5, 3, 4, 6), (5, 3, 2, 4, 6)])
+def test_softmax_is_over_the_classes(shape: tuple[int, ...]) -> None:
+    """The second dimension of images and volumes."""
+    output = torch.randn(shape)
+    whole = ACTIVATIONS["softmax"](output).sum(shape.index(3))
+    torch.testing.assert_close(whole, torch.ones_like(whole))
 
 
 @pytest.mark.slow

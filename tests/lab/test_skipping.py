@@ -113,6 +113,23 @@ def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: 
     assert sum(line.get("train/skipped_steps", 0) for line in metrics(device)) == len(BAD)
 
 
+@pytest.mark.parametrize("kind", ["sgd", pytest.param("muon, sgd", marks=MUON)])
+def test_a_first_gradient_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """One bias has none in two steps: torch's fused SGD has the momentum that its other kernel begins then."""
+
+    def train_step(task: Task, step: int, batches: Any, optimizer_step: Any) -> Any:
+        values = optimizer_step.gradients("", batches)
+        if step < 2:
+            next(p for p in optimizer_step.model.parameters() if p.dim() == 1).grad = None
+        optimizer_step.update("")
+        return values
+
+    monkeypatch.setattr(Supervised, "train_step", train_step)
+    key = "+optim.rest.fused" if kind == "muon, sgd" else "+optim.fused"
+    runs = [start_run(tmp_path / fused, *QUICK, *STEPS, *RUNS[kind], f"{key}={fused}") for fused in ("true", "false")]
+    torch.testing.assert_close(*(last_checkpoint(run)["model"] for run in runs))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 def test_killed_after_skipped_steps_is_undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,13 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
 
 
 def begin_momentum(optimizer: Optimizer) -> None:
-    """Create the momentum of SGD, alone or a part of a wrapper, as zeros: if the first step is skipped, torch's fused
-    kernel would use uninitialized memory."""
+    """Create the momentum of SGD without dampening, alone or a part of a wrapper, as zeros. torch's fused kernel would
+    use uninitialized memory if the first step is skipped, and cannot begin a momentum after the first step."""
     for part in getattr(optimizer, "parts", ()):
         begin_momentum(part)
-    if isinstance(optimizer, torch.optim.SGD) and takes_found_inf(optimizer):
+    if isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:
-            for p in group["params"] if group["momentum"] else ():
+            for p in group["params"] if group["momentum"] and not group["dampening"] else ():
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
