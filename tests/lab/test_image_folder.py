@@ -60,6 +60,12 @@ def test_its_samples_are_those_that_are_packed(photos: Path, tmp_path: Path, cha
     assert found.class_names == {"y": ["cat", "dog", "fish"]}
 
 
+def test_files_of_train_in_another_split_are_counted(photos: Path) -> None:
+    splits = {"train": [0, 0.8], "val": [0.7, 0.9], "test": [0.9, 1]}
+    train, val, test = (ImageFolder(str(photos), [6, 10], "none", 3, splits, split) for split in splits)
+    assert (val.shared_rows(train), test.shared_rows(train)) == (15, 0)
+
+
 @pytest.mark.slow
 def test_the_recipe_learns(photos: Path, tmp_path: Path) -> None:
     steps = ("trainer.max_epochs=null", "trainer.max_steps=20", "trainer.eval_every=20")

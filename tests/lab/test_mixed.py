@@ -14,6 +14,7 @@ from torch import Tensor
 import lab
 from lab.datasets.mixed import Mixed, mixture
 from lab.datasets.mixture import assign
+from lab.loaders import shared_rows
 from lab.transforms.parts import PartTransforms
 from samebits.data import TrainPlan
 from samebits.errors import ConfigError
@@ -127,6 +128,19 @@ def test_an_evaluation_counts_the_parts_that_a_split_names(folder: Path) -> None
     val = mixed(folder, {"a": 1, "b": 1}, "val", splits)
     assert set(val.gather(np.arange(len(val)))["set"].tolist()) == {1}  # the number that it has in training
     assert "y" not in val.spec
+
+
+def test_rows_of_train_in_parts_of_another_split_are_counted(folder: Path) -> None:
+    """Also in a part of another name; parts of other types, and without rows to compare, count nothing."""
+    wild = {"_target_": "lab.datasets.synthetic.Synthetic", "size": 8, "shape": [2], "num_classes": 3, "seed": 0}
+    other = {"splits": {"train": None, "val": {"group": "train", "rows": [0, 0.5]}}}
+    splits = {**ALL, "train": ["a", "b"]}
+    nodes = {"a": node(folder, "a"), "b": node(folder, "b"), "again": node(folder, "b", **other)}
+    sets = {split: Mixed(nodes, dict.fromkeys(nodes, 1), splits, split) for split in ("train", "val")}
+    assert len(sets["val"]) == 5 + 5 + 35
+    assert shared_rows(sets)[0].startswith("data.splits.val: 35 of its 45 rows are rows of train too")
+    nodes = {"a": node(folder, "a", fields={"y": "y"}), "wild": {**wild, "order": SHUFFLED, "transforms": {}}}
+    assert shared_rows({split: Mixed(nodes, {"a": 1, "wild": 1}, ALL, split) for split in ("train", "val")}) == []
 
 
 class Plus:

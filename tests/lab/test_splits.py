@@ -259,6 +259,25 @@ def test_rows_of_train_in_another_split_are_counted(
     assert len(found) == len(shared)
 
 
+def test_windows_of_the_stream_of_train_are_counted(tmp_path: Path) -> None:
+    """However the group and the dataset are written. A share of a stream is refused: its windows would overlap."""
+    for name, size in (("a", 200), ("b", 100)):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["train/tokens"], file["val/tokens"] = np.arange(size), np.arange(size)
+    keys = ("data=tokens", "model=gpt", "task=next_token", f"data.path={tmp_path}/*.h5", "data.window=10")
+
+    def lines(*changes: str) -> list[str]:
+        return shared_rows(make_datasets(Config.of(compose(*keys, *changes))))
+
+    assert lines() == []
+    assert lines("data.fields.tokens=/train/tokens") == lines("data.splits.val.group=/train/") != []
+    (line,) = lines("data.splits.val.group=train")
+    assert line.startswith(f"data.splits.val: {19 + 9} of its {19 + 9} rows are rows of train too")
+    said = r"^data\.splits\.val\.rows=\[0\.9, 1\]: data=tokens reads all windows of a group"
+    with pytest.raises(ConfigError, match=said):
+        lines("data.splits.val.group=train", "+data.splits.val.rows=[0.9,1]")
+
+
 @pytest.mark.slow
 def test_a_run_warns_once_of_rows_of_train(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", *QUICK, "data.splits.val.group=train", "trainer.max_steps=1")

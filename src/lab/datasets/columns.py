@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from h5rows.integration import fold_rows, rows_in_share
+from h5rows.integration import first_non_finite, fold_rows, rows_in_share
 from lab.h5_errors import h5_mistakes
 from samebits.errors import ConfigError, RunFailed
 
@@ -24,6 +25,38 @@ PACK = "pack it into HDF5 instead: docs/pack_data.md"
 READ = 1 << 22  # values that `columns_with_nan` reads together
 # torch cannot compute with these types
 WIDER = {"uint16": np.dtype(np.int32), "uint32": np.dtype(np.int64), "uint64": np.dtype(np.int64)}
+
+
+class TableRows:
+    """The rows of a split: what `BatchDataset`s of tables with `gather` and `where` have in common.
+
+    _origin: names the table, or the files one after the other. _rows: (N,) int64 numbers of the split's rows there.
+    """
+
+    spec: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    gather: Callable[[np.ndarray], dict[str, Tensor]]
+    _origin: Any
+    _rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        batch = self.gather(np.asarray([range(len(self))[i]], dtype=np.int64))
+        return {field: values[0] for field, values in batch.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all rows of this split as tensors."""
+        return len(self) * sum(int(np.prod(s, dtype=np.int64)) * d.itemsize for s, d in self.spec.values())
+
+    def shared_rows(self, other: TableRows) -> int:
+        """Return how many rows are also rows of the other split."""
+        return int(np.isin(self._rows, other._rows).sum()) if self._origin == other._origin else 0
+
+    def find_non_finite(self) -> str | None:
+        """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""
+        return first_non_finite(self)
 
 
 class Columns:
@@ -205,20 +238,6 @@ def columns_with_nan(dataset: Any, field: str) -> list[int]:
         rows = dataset.gather(np.arange(begin, min(begin + step, len(dataset))))
         found |= rows[field].isnan().any(0).numpy()
     return np.flatnonzero(found).tolist()  # type: ignore[no-any-return]
-
-
-def first_non_finite(dataset: Any) -> str | None:
-    """Return field and row of the first inf or NaN, as text; None if the first 256 MB contain none.
-
-    dataset: has `spec`, `nbytes`, `gather`, and `where`, which describes a row."""
-    limit = min(len(dataset), max(1, (256 << 20) * len(dataset) // max(1, dataset.nbytes)))
-    for begin in range(0, limit, 256):
-        for field, values in dataset.gather(np.arange(begin, min(begin + 256, limit))).items():
-            if values.is_floating_point() and not (finite := values.isfinite()).all():
-                row = int((~finite.flatten(1).all(1) if values.ndim > 1 else ~finite).nonzero()[0])
-                number = float(values[row][~finite[row]].flatten()[0])
-                return f"{field} of {dataset.where(begin + row)} contains {number}"
-    return None
 
 
 def columns_of(given: Any) -> list[Any]:

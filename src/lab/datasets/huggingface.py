@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lab.datasets.columns import (
     Columns,
-    first_non_finite,
+    TableRows,
     flattened,
     joined_values,
     missing_rule,
@@ -34,7 +34,7 @@ from samebits.schema import NotNegativeInt
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files that save_to_disk writes
 
 
-class HuggingFace:
+class HuggingFace(TableRows):
     """A `BatchDataset` of a data set of `datasets`.
 
     path: a folder of `save_to_disk`, or what `load_dataset` takes: a name on the Hub, or a folder of files. name,
@@ -59,7 +59,8 @@ class HuggingFace:
     ) -> None:
         source = open_source(path, name, revision)
         entry, key = splits[split] or {}, f"data.splits.{split}"
-        self._of = of = source.split_there(entry, key)
+        of = source.split_there(entry, key)
+        self._origin = (path, name, revision, of)
         self.columns = columns = source.columns(fields, missing_rule(missing))
         self.spec, self.class_names = columns.spec, columns.class_names | source.labels(columns)
         self._table, self._where = source.splits[of].select_columns(columns.names).with_format("arrow"), f"{path}, {of}"
@@ -70,29 +71,9 @@ class HuggingFace:
         if not len(self):
             raise ConfigError(f"{key}: is empty in {self._where}; give a larger range, or null")
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        batch = self.gather(np.asarray([range(len(self))[i]], dtype=np.int64))
-        return {field: values[0] for field, values in batch.items()}
-
-    def shared_rows(self, other: HuggingFace) -> int:
-        """Return how many rows are also rows of the other split."""
-        return int(np.isin(self._rows, other._rows).sum()) if self._of == other._of else 0
-
     def where(self, row: int) -> str:
         """Return the row number in the split of `datasets`, and its name, of a row, as text for messages."""
         return f"row {self._rows[row]} of {self._where}"
-
-    def find_non_finite(self) -> str | None:
-        """Return field and row of the first inf or NaN, as text; None if the first 256 MB contain none."""
-        return first_non_finite(self)
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all rows of this split as tensors."""
-        return len(self) * sum(int(np.prod(s, dtype=np.int64)) * d.itemsize for s, d in self.spec.values())
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Write sample rows[i] into out[field][i] and return out. rows: (B,) int64. Thread-safe."""

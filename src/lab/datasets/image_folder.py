@@ -63,6 +63,10 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def shared_rows(self, other: ImageFolder) -> int:
+        """Return how many files are also files of the other split."""
+        return len(np.intersect1d(self.rows, other.rows)) if self.source is other.source else 0
+
     def __getitem__(self, i: int) -> dict[str, Any]:
         values, bad = self.source.read(self.rows[[i]], ["image", "label"])
         if bad:

@@ -75,6 +75,15 @@ class Mixed:
         """Return the index of the part in self.names for each row, (B,) int64 -> (B,)."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
+    def shared_rows(self, other: Mixed) -> int:
+        """Return how many rows of the parts are also rows of the parts of the other split, if their data sets of one
+        type have a method `shared_rows`. If a part shares rows with several parts, only the largest number counts."""
+        return sum(
+            max((part.shared_rows(one) for one in other.parts.values() if type(one) is type(part)), default=0)
+            for part in self.parts.values()
+            if hasattr(part, "shared_rows")
+        )
+
     def _items(self) -> Iterator[tuple[str, Any]]:
         return iter(self.parts.items())
 

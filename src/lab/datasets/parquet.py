@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lab.datasets.columns import (
     Columns,
-    first_non_finite,
+    TableRows,
     flattened,
     joined_values,
     missing_rule,
@@ -42,7 +42,7 @@ WINDOW, LEAST_GROUPS = 256 << 20, 4  # decoded bytes, and row groups, that are a
 TRIES = 3  # of a read from a server
 
 
-class Parquet:
+class Parquet(TableRows):
     """A `BatchDataset` of the rows of Parquet files.
 
     path: a folder (all *.parquet below it), a file, a pattern or a list of them; also https:// or s3://, by fsspec.
@@ -65,6 +65,7 @@ class Parquet:
         stratify_by: str | None = None,
     ) -> None:
         self.files = files = open_files(path)
+        self._origin = files.names
         self.columns = columns = files.columns(fields, missing_rule(missing))
         self.spec, self.class_names = columns.spec, columns.class_names
         self._rows = self._rows_of(splits, split, (folds, fold, fold_repeat, stratify_by))
@@ -100,22 +101,6 @@ class Parquet:
             raise ConfigError(f"{key}: is empty in {files.where}; give a larger range, or null")
         return rows
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        batch = self.gather(np.asarray([range(len(self))[i]], dtype=np.int64))
-        return {field: values[0] for field, values in batch.items()}
-
-    def shared_rows(self, other: Parquet) -> int:
-        """Return how many rows are also rows of the other split."""
-        return int(np.isin(self._rows, other._rows).sum())
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all rows of this split, decoded."""
-        return len(self) * self.row_bytes
-
     @functools.cached_property
     def chunk_rows(self) -> int:
         """Return how many rows of this split a row group has on average."""
@@ -127,10 +112,6 @@ class Parquet:
         files, number = self.files, self._rows[row]
         file = files.file_of[files.group_of(number)]
         return f"row {number - files.begins[files.file_of == file][0]} of {files.names[file]}"
-
-    def find_non_finite(self) -> str | None:
-        """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""
-        return first_non_finite(self)
 
     def describe(self) -> list[str]:
         """Return a line for the log: number of files and row groups, how they are read."""

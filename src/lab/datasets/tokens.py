@@ -24,10 +24,10 @@ from samebits.schema import Count, NotNegativeInt
 class TokenWindows:
     """A data set of windows of a 1-D integer dataset. A batch has one field, (B, window + 1) int64.
 
-    path, splits, external: as in h5rows.Dataset. fields: {name in the batch: name of the dataset}, exactly one. stride:
-    distance of two windows in tokens, in the training split. 1 with a shuffled order samples windows at random
-    positions; stride=window predicts each token once. Other splits always use stride=window. cache_mb: size of the
-    chunk cache.
+    path, external: as in h5rows.Dataset. fields: {name in the batch: name of the dataset}, exactly one. splits: {split:
+    {group: of its dataset} or null}. stride: distance of two windows in tokens, in the training split. 1 with a
+    shuffled order samples windows at random positions; stride=window predicts each token once. Other splits always use
+    stride=window. cache_mb: size of the chunk cache.
     """
 
     takes_remote = True
@@ -49,7 +49,13 @@ class TokenWindows:
             if value < 1:
                 raise ConfigError(f"data.{key}={value}: must be >= 1")
         ((self._field, name),) = fields.items()
-        group, cache = split_of(splits, split)["group"], ChunkCache(cache_mb << 20)
+        entry, cache = split_of(splits, split), ChunkCache(cache_mb << 20)
+        if divided := [f"{key}={value}" for key, value in entry.items() if key != "group" and value is not None]:
+            raise ConfigError(
+                f"data.splits.{split}.{divided[0]}: data=tokens reads all windows of a group - give each split its own "
+                "group; ./run h5 pack --split val=0.1 writes them"
+            )
+        group = entry["group"]
         self._shards: list[Fixed] = []
         for file_name in files_of(path):
             with open_h5(file_name) as file:
@@ -73,6 +79,12 @@ class TokenWindows:
 
     def __len__(self) -> int:
         return self._size
+
+    def shared_rows(self, other: TokenWindows) -> int:
+        """Return how many windows are of a stream that the other split reads, too."""
+        streams = {shard.where for shard in other._shards}
+        counts = zip(self._shards, np.diff(self._starts).tolist(), strict=True)
+        return sum(count for shard, count in counts if shard.where in streams)
 
     @property
     def nbytes(self) -> int:

@@ -479,18 +479,9 @@ class Dataset:
 
     def find_non_finite(self) -> str | None:
         """Return field, row and file of the first inf or NaN, as text; None if the first 256 MB contain none."""
-        rows = min(self._size, max(1, _LOOKED_AT // max(1, self.nbytes // self._size)))
-        for begin in range(0, rows, 256):
-            for field, values in self.gather(np.arange(begin, min(begin + 256, rows))).items():
-                if isinstance(values, Tensor) and values.is_floating_point():
-                    flat = values.reshape(len(values), -1)
-                    bad = ~flat.isfinite()
-                    if bad.any():
-                        row = int(bad.any(1).nonzero()[0])
-                        number = float(flat[row][bad[row]][0])
-                        remedy = f"; {argument('missing')} sets the replacement of missing values" * (number != number)
-                        return f"{field} of {self.where(begin + row)} contains {number}{remedy}"
-        return None
+        found = first_non_finite(self)
+        remedy = f"; {argument('missing')} sets the replacement of missing values"
+        return found + remedy if found is not None and found.endswith("nan") else found
 
     def column(self, field: str) -> np.ndarray:
         """Return all values of a field, by row. For strings and samples that differ in length, return the lengths."""
@@ -676,6 +667,22 @@ def _padded(field: str, samples: list[np.ndarray], shape: tuple[int, ...], dtype
     for k, sample in enumerate(samples):
         values[k, : len(sample)] = sample
     return {field: torch.from_numpy(values), f"{field}_length": lengths}
+
+
+def first_non_finite(data: Any) -> str | None:
+    """Return field and row of the first inf or NaN, as text; None if the first 256 MB contain none.
+
+    data: has a length, `nbytes`, `gather`, and `where`, which describes a row."""
+    rows = min(len(data), max(1, _LOOKED_AT // max(1, data.nbytes // len(data))))
+    for begin in range(0, rows, 256):
+        for field, values in data.gather(np.arange(begin, min(begin + 256, rows))).items():
+            if isinstance(values, Tensor) and values.is_floating_point():
+                flat = values.reshape(len(values), -1)
+                bad = ~flat.isfinite()
+                if bad.any():
+                    row = int(bad.any(1).nonzero()[0])
+                    return f"{field} of {data.where(begin + row)} contains {float(flat[row][bad[row]][0])}"
+    return None
 
 
 def read_index(file: h5py.File, group: str, name: str, size: int, key: str, external: str) -> np.ndarray:

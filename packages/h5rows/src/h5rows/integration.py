@@ -3,7 +3,7 @@
 Input: the arguments of a data set, as in the program's config. Output: properties of fields that a model needs before
 its data set is built, fields as arrays of rows, local copies of remote files, the command line.
 
-Guarantees: no name imports torch, so a program can use all of them while it composes its config.
+Guarantees: only first_non_finite imports torch, so a program can use all others while it composes its config.
 
 Errors: ConfigError. It names an argument as the program's user writes it: set `ConfigError.group = "data."` if the
 arguments are keys of `data`.
@@ -13,6 +13,7 @@ arguments are keys of `data`.
     rows_in_share, fold_rows                      the rows of a split, and the fold of each row
     split_version                                 the version of the rule that chooses the rows of a split
     reading_once                                  read a column once for all splits
+    first_non_finite                              the first inf or NaN of a data set with `gather` and `where`
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
     fetch                                         download all remote files
     PackOptions, open_source, FileSource          a source of samples as `pack` reads it
@@ -28,6 +29,7 @@ from h5rows.lazy_imports import lazy_getattr, names_of
 if TYPE_CHECKING:
     from h5rows.command import run as run
     from h5rows.conventions.choice import suggestion as suggestion
+    from h5rows.dataset import first_non_finite as first_non_finite
     from h5rows.importers import open_source as open_source
     from h5rows.importers.files import FileSource as FileSource
     from h5rows.options import PackOptions as PackOptions

@@ -17,6 +17,7 @@ PLAIN = {
     "core.checkStat": "default",
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
+    "core.ignoreCase": "false",
     "core.quotePath": "true",
     "core.trustctime": "true",
     "core.untrackedCache": "false",

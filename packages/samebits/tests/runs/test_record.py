@@ -166,6 +166,37 @@ def test_a_file_that_is_now_a_folder_is_in_the_patch(project: Path, home: Path) 
     assert (home / "again/my project/src/lab/loop.py/part.py").read_text() == "x = 1\n"
 
 
+@pytest.mark.parametrize(
+    ("settings", "attributes"),
+    [
+        (["core.ignoreCase=true"], ""),
+        (["core.autocrlf=true"], ""),
+        (["core.autocrlf=input"], ""),
+        ([], "* text=auto\n"),
+    ],
+)
+def test_new_files_are_in_the_patch_whatever_git_converts(
+    project: Path, home: Path, settings: list[str], attributes: str
+) -> None:
+    """A name that differs from another in case only; lines that end with CRLF."""
+    (project / ".gitattributes").write_text(attributes)
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "attributes")
+    for setting in settings:
+        git(project, "config", *setting.split("="))
+    new = {"src/lab/Loop.py": b"x = 1\n", "src/lab/lines.py": b"x = 1\r\ny = 2\r\n", "src/lab/empty.py": b""}
+    for name, content in new.items():
+        (project / name).write_bytes(content)
+    (project / "src/lab/lines.py").chmod(0o755)
+    diff = surroundings(project).diff
+    git(home, "clone", "-q", str(project.parent), "again")
+    git(home / "again", "apply", "-", input=diff.encode())
+    for name, content in new.items():
+        found = home / "again/my project" / name
+        assert found.read_bytes().replace(b"\r\n", b"\n") == content.replace(b"\r\n", b"\n")
+    assert (home / "again/my project/src/lab/lines.py").stat().st_mode & 0o100
+
+
 def test_the_repository_stays_as_it_is(project: Path) -> None:
     edit(project)
     files = {path: path.read_bytes() for path in (project.parent / ".git").rglob("*") if path.is_file()}

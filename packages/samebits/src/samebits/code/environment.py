@@ -186,13 +186,15 @@ def uncommitted(root: Path) -> str:
         new.append(name)
     with temporary_folder("git-") as folder:
         index = folder / "index"  # a copy to which new files are added
-        own = root / os.fsdecode(git(root, "rev-parse", "--git-path", "index")).removesuffix("\n")
+        head, at = os.fsdecode(git(root, "rev-parse", "HEAD", "--git-path", "index")).removesuffix("\n").split("\n", 1)
+        own = root / at
         if own.exists():
             shutil.copy2(
                 own, index
             )  # keeps its time, which git needs to find edits made in the same second as the commit
-        listed = b"\0".join(os.fsencode(name) for name in new)
-        git(root, "update-index", "--add", "--replace", "--info-only", "-z", "--stdin", stdin=listed, index=index)
+        # any id will do: git reads these files anew, because their entries have no times
+        listed = b"".join(os.fsencode(f"100644 {head}\t{prefix / name}\0") for name in new)
+        git(root, "update-index", "-z", "--index-info", stdin=listed, index=index)
         for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
             name = os.fsdecode(line.removeprefix(b"-\t-\t"))
             if line.startswith(b"-\t-\t") and _largest(top, name) > MOST_OF_ONE:
