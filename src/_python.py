@@ -5,6 +5,8 @@ command is started again with the Python in .venv."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from importlib.util import find_spec
@@ -34,6 +36,10 @@ def find(needed: tuple[str, ...] = NEEDED) -> None:
     sys.exit(2)
 
 
+# imports create 240,000 objects and hardly any garbage; with Python's 700 objects per collection, they take 0.2 s more
+gc.set_threshold(5000)
+# at its end, Python deletes all modules anyway; searching their objects for garbage before takes 0.4 s
+atexit.register(gc.freeze)  # registered first, so called last
 # so that the code that runs is the code that is recorded, also in a copy of the project that uses another .venv
 sys.path[1:1] = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
 find()

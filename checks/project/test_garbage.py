@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from common import QUICK
+from common import QUICK, ROOT
 
 import lab.loop
 from samebits.host import collect_garbage, no_garbage_collection
@@ -87,3 +89,17 @@ def test_what_was_there_before_is_not_looked_through() -> None:
         assert count() == 1
         collect_garbage(100)
         assert count() == 0
+
+
+def test_a_command_collects_rarely_and_not_when_it_ends() -> None:
+    code = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 1000))  # called last\n"
+        f"sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "import _python\n"
+        "before = gc.get_stats()[0]['collections']\n"
+        "kept = [[] for _ in range(20_000)]\n"
+        "print('few', gc.get_stats()[0]['collections'] - before < 10)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["few True", "frozen True"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from omegaconf import OmegaConf
 
 from samebits.config import compose, run_hydra
@@ -74,7 +75,9 @@ SEARCH = "hydra/sweeper=basic hydra.sweep.dir=sweep"
         (f"hydra.mode=MULTIRUN seed=1,2 {SEARCH}", -1),
         (f"-m seed=1,2 {SEARCH}", 0),
         ("seed=1,2", 0),
-        ("sead=1", 0),
+        ("sead=1", 1),
+        ("more=searched sead=1", 1),
+        ("seed=[", 0),
         ("model=???", 0),
     ],
 )
@@ -88,3 +91,26 @@ def test_a_run_is_composed_once_as_hydra_composes_it(
     assert ours
     assert ours == theirs
     assert twice - count == (0 if compose.HYDRA_14 else fewer), "how many compositions fewer than Hydra by itself"
+
+
+def test_help_lists_the_options_that_hydra_lists_by_itself(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Any] = []
+    copy = CachingConfigRepository.__init__
+
+    def counted(self: CachingConfigRepository, delegate: Any) -> None:
+        copies.append(delegate)
+        copy(self, delegate)
+
+    monkeypatch.setattr(CachingConfigRepository, "__init__", counted)
+    with pytest.raises(SystemExit):
+        outcome(project, ["--help"], monkeypatch)
+    ours, few = capsys.readouterr().out, len(copies)
+    monkeypatch.setattr(compose, "composed_once", contextlib.nullcontext)
+    with pytest.raises(SystemExit):
+        outcome(project, ["--help"], monkeypatch)
+    assert ours == capsys.readouterr().out
+    assert "more: searched, single" in ours
+    if not compose.HYDRA_14:
+        assert few < 3 < len(copies) - few

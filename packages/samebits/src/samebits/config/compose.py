@@ -23,6 +23,7 @@ from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from samebits.config import yamls
 from samebits.config.messages import check_arguments, explain
@@ -116,8 +117,10 @@ def composed_once() -> Iterator[None]:
 
     Hydra 1.3 composes twice: as for a multirun, to read hydra.mode, and then with hydra.mode=RUN. Here it composes the
     run first. If that has no hydra.mode, it is the result of the second time, otherwise Hydra composes as usual.
+    For --help it copies its whole repository for each of 135 lists of options; here the repository itself lists them.
     """
     load: Callable[..., DictConfig] = ConfigLoaderImpl.load_configuration
+    list_options = ConfigLoaderImpl.get_group_options
     first: list[tuple[list[str], DictConfig | Exception]] = []
 
     def load_once(
@@ -129,6 +132,8 @@ def composed_once() -> Iterator[None]:
                 cfg = load(self, config_name, overrides, RunMode.RUN, **{**options, "validate_sweep_overrides": True})
             except Exception as error:  # a mistake, or a multirun that is chosen by hydra.mode
                 first.append((typed, error))
+                if isinstance(error.__cause__, OmegaConfBaseException):  # unknown key: a multirun has the same error
+                    raise
                 return load(self, config_name, overrides, run_mode, **options)
             if cfg.hydra.mode is None:
                 first.append((typed, cfg))
@@ -142,11 +147,18 @@ def composed_once() -> Iterator[None]:
         found.hydra.overrides.hydra.append(_AS_RUN)
         return found
 
+    def list_uncopied(self: ConfigLoaderImpl, group_name: str, *filters: Any, **options: Any) -> list[str]:
+        if len(filters) > 1 or options.keys() - {"results_filter"}:  # a search path may be among the overrides
+            return list_options(self, group_name, *filters, **options)
+        return self.repository.get_group_options(group_name, *filters, **options)
+
     ConfigLoaderImpl.load_configuration = load_once  # type: ignore[method-assign, assignment]
+    ConfigLoaderImpl.get_group_options = list_uncopied  # type: ignore[method-assign]
     try:
         yield
     finally:
         ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
+        ConfigLoaderImpl.get_group_options = list_options  # type: ignore[method-assign]
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Any, Any]:
