@@ -27,9 +27,10 @@ from h5rows.reading.filters import check_filters, missing_filter
 from h5rows.reading.finding import check_type, find
 from h5rows.reading.layout import Layout, plan
 from h5rows.reading.memory import CHEAP, COPIES, check_declared, check_memory, check_size
-from h5rows.reading.opening import Identity, file_name, is_remote, named
+from h5rows.reading.opening import is_remote, named
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks, Mapped, MappedShards, Ranged, ThroughH5py
+from h5rows.reading.stored import Identity, file_name
 from h5rows.reading.texts import UTF_8, decoded
 
 
