@@ -32,9 +32,10 @@ from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.fields import Field, Fixed
 from h5rows.reading.finding import find
 from h5rows.reading.layout import extents
-from h5rows.reading.opening import Identity, identity, is_remote
+from h5rows.reading.opening import is_remote
 from h5rows.reading.raw import ChunkCache, RawFile, raw_file
 from h5rows.reading.shared import kept
+from h5rows.reading.stored import Identity, identity
 
 _RECENT_NS = 2 * 10**9  # the coarsest times of a file system
 _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files

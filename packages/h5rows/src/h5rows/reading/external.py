@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 
 from h5rows.errors import ConfigError, argument
-from h5rows.reading.opening import file_name
+from h5rows.reading.stored import file_name
 
 ALLOW_EXTERNAL, REFUSE_EXTERNAL = "allow", "refuse"
 RIGHT = (1, 14, 6)  # HDF5 1.14.2 reads some virtual datasets differently by row than by block
@@ -89,10 +89,22 @@ def _check_links(group: h5py.Group, path: str, where: str, followed: list[str]) 
 
 def link_of(group: h5py.Group, name: str) -> Any:
     """Return h5py's description of a link; None if there is none, or if it is of a user-defined class."""
+    links, named = group.id.links, name.encode("utf-8", "surrogateescape")
     try:
-        return group.get(name, getlink=True)
-    except TypeError:
+        kind = links.get_info(named).type
+    except (KeyError, OSError, RuntimeError):
+        if links.exists(named):
+            raise
         return None
+    if kind == h5py.h5l.TYPE_HARD:
+        return h5py.HardLink()
+    if kind == h5py.h5l.TYPE_SOFT:
+        return h5py.SoftLink(_text(links.get_val(named)))
+    return h5py.ExternalLink(*map(_text, links.get_val(named))) if kind == h5py.h5l.TYPE_EXTERNAL else None
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
 
 
 def external_files(dset: h5py.Dataset) -> list[str]:

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from h5rows.errors import ConfigError, missing
+from h5rows.reading.stored import Pipeline, stored
 
 DEFLATE, SHUFFLE, FLETCHER32, BLOSC, ZSTD = 1, 2, 3, 32001, 32015
 NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", BLOSC: "blosc", ZSTD: "zstd"}
@@ -29,7 +30,6 @@ ELSEWHERE = {305: "LZO", 32002: "mafisc", 32003: "snappy", 32009: "SPDP", 32010:
 LIBRARY = {BLOSC: "blosc", ZSTD: "zstandard"}
 
 Options = tuple[int, ...]
-Pipeline = tuple[tuple[int, Options], ...]  # (filter, its options), in the order of writing
 _local = threading.local()
 
 
@@ -58,8 +58,7 @@ def check_filters(dset: h5py.Dataset) -> None:
 
 def pipeline(dset: h5py.Dataset) -> Pipeline:
     """Return the filters of a dataset with their options, in the order of writing."""
-    create = dset.id.get_create_plist()
-    return tuple((number, tuple(o)) for number, _, o, _ in map(create.get_filter, range(create.get_nfilters())))
+    return stored(dset).pipeline
 
 
 def obstacle(pipeline: Pipeline, chunk_bytes: int) -> str | None:

@@ -12,8 +12,9 @@ import numpy as np
 
 from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading import filters
-from h5rows.reading.external import check_external, check_links, items_below
+from h5rows.reading.external import ALLOW_EXTERNAL, check_external, check_links, items_below
 from h5rows.reading.opening import named, unreadable
+from h5rows.reading.stored import File, Stored, stored
 from h5rows.reading.texts import UTF_8, name_of
 
 _LISTED = 24
@@ -113,7 +114,7 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
             break
         try:
             check_links(item, part, external, f"{file.filename}: {name} ({key})")
-            item = item[part]
+            item = _opened(file, item, part, external)
         except (KeyError, RuntimeError) as error:
             if part not in item:
                 what = f"{file.filename}: {top.name} has no {name!r} ({key})"
@@ -125,6 +126,16 @@ def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tu
     if not isinstance(item, (h5py.Dataset, h5py.Group)):
         raise ConfigError(f"{file.filename}: {item.name} ({key}) is a named type, not a dataset; {_choices(top, name)}")
     return item, member
+
+
+def _opened(file: h5py.File, group: h5py.Group, name: str, external: str) -> Any:
+    """Return group[name]; a dataset as one that reads its properties once. The path to it was checked."""
+    if external == ALLOW_EXTERNAL:  # it may be in another file
+        found = group[name]
+        return stored(found) if isinstance(found, h5py.Dataset) else found
+    found = h5py.h5o.open(group.id, name.encode("utf-8", "surrogateescape"))
+    here = file if isinstance(file, File) else None
+    return Stored(found, here) if isinstance(found, h5py.h5d.DatasetID) else group[name]
 
 
 def check_type(dset: h5py.Dataset, key: str) -> None:

@@ -18,7 +18,8 @@ import h5py
 import numpy as np
 
 from h5rows.reading import filters
-from h5rows.reading.opening import Identity, file_name, identity, is_remote
+from h5rows.reading.opening import is_remote
+from h5rows.reading.stored import Identity, Stored, stored
 
 _TABLE = 1 << 20  # chunks that are listed even if few of them are written
 
@@ -56,12 +57,12 @@ class Layout:
 def plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
     """Return how to read a dataset's rows (mapped, chunks or h5py), the reason, and the layout; None for h5py."""
     try:
-        return _plan(dset)
+        return _plan(stored(dset))
     except (OSError, RuntimeError, ValueError, OverflowError) as error:  # h5py's
         return "h5py", f"HDF5 does not return its position: {error}", None
 
 
-def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
+def _plan(dset: Stored) -> tuple[str, str, Layout | None]:
     reason = _obstacle(dset)
     if reason is not None:
         return "h5py", reason, None
@@ -70,7 +71,7 @@ def _plan(dset: h5py.Dataset) -> tuple[str, str, Layout | None]:
         # if it was never written, get_offset is None, or the last byte of the user block if there is one
         if offset is None or dset.id.get_storage_size() != size:
             return "h5py", "stored inside the file's metadata (compact), or never written", None
-        if not dset.file.userblock_size <= offset <= identity(dset)[2] - size:
+        if not dset.file.userblock_size <= offset <= dset.file.identity[2] - size:
             return "h5py", "an address outside the file", None
         return "mapped", "contiguous", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
     layout = _chunk_table(dset)
@@ -100,7 +101,7 @@ def extents(dset: h5py.Dataset) -> list[tuple[int, int]]:
     return found
 
 
-def _obstacle(dset: h5py.Dataset) -> str | None:
+def _obstacle(dset: Stored) -> str | None:
     """Return the reason why the file's bytes cannot be used directly; None if they can."""
     if dset.dtype.kind not in "biufcS" or dset.dtype.subdtype:
         return f"type {dset.dtype}" if dset.dtype.kind != "O" else "variable length"
@@ -122,19 +123,19 @@ def _obstacle(dset: h5py.Dataset) -> str | None:
             return "chunks, which this version of HDF5 cannot list"
         if file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
             return "chunks after a user block: this version of HDF5 returns wrong addresses"
-        return filters.obstacle(filters.pipeline(dset), _full_size(dset))
+        return filters.obstacle(dset.pipeline, _full_size(dset))
     return None
 
 
-def _fills(dset: h5py.Dataset) -> bool:
-    create, h5d = dset.id.get_create_plist(), h5py.h5d
+def _fills(dset: Stored) -> bool:
+    create, h5d = dset._dcpl, h5py.h5d
     defined = create.fill_value_defined() != h5d.FILL_VALUE_UNDEFINED
     return bool(defined and create.get_fill_time() != h5d.FILL_TIME_NEVER)
 
 
-def _chunk_table(dset: h5py.Dataset) -> Layout | str:
+def _chunk_table(dset: Stored) -> Layout | str:
     """Return the layout of all chunks; or the reason if HDF5's list of chunks is unreliable or too long."""
-    chunks, pipeline = dset.chunks, filters.pipeline(dset)
+    chunks, pipeline = dset.chunks, dset.pipeline
     grid = [-(-n // c) for n, c in zip(dset.shape, chunks, strict=True)]
     count = dset.id.get_num_chunks()
     if math.prod(grid) > max(_TABLE, 4 * count):
@@ -158,7 +159,7 @@ def _chunk_table(dset: h5py.Dataset) -> Layout | str:
     return _layout(dset, chunks, offset, size, mask.astype(np.uint32), pipeline)
 
 
-def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray, pipeline: filters.Pipeline) -> str | None:
+def _doubt(dset: Stored, corner: np.ndarray, extent: np.ndarray, pipeline: filters.Pipeline) -> str | None:
     """Return the reason why a list of chunks may be wrong; None if it is right.
 
     corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask.
@@ -169,11 +170,11 @@ def _doubt(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray, pipeline:
     return wrong or _unfiltered_edge(dset, corner, extent)
 
 
-def _full_size(dset: h5py.Dataset) -> int:
+def _full_size(dset: Stored) -> int:
     return math.prod(dset.chunks) * dset.dtype.itemsize
 
 
-def _damaged_index(dset: h5py.Dataset, corner: np.ndarray) -> str | None:
+def _damaged_index(dset: Stored, corner: np.ndarray) -> str | None:
     shape, chunks = np.asarray(dset.shape, np.uint64), np.asarray(dset.chunks, np.uint64)
     unplaced = (corner >= shape).any() or (corner % chunks).any()
     grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
@@ -183,22 +184,22 @@ def _damaged_index(dset: h5py.Dataset, corner: np.ndarray) -> str | None:
     return None
 
 
-def _axes_of_hdf5_2_0(dset: h5py.Dataset) -> str | None:
+def _axes_of_hdf5_2_0(dset: Stored) -> str | None:
     """Detect a bug: HDF5 2.0 lists the chunks of newer files by the wrong axes if exactly one axis, not the first, may
     grow."""
     axes = [axis for axis, most in enumerate(dset.maxshape) if most is None]
     return "chunks that HDF5 lists in wrong places" if len(axes) == 1 and axes != [0] else None
 
 
-def _outside_of_the_file(dset: h5py.Dataset, extent: np.ndarray) -> str | None:
+def _outside_of_the_file(dset: Stored, extent: np.ndarray) -> str | None:
     address, size, _ = extent.T
-    end = identity(dset)[2]
+    end = dset.file.identity[2]
     if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
         return "chunks without bytes, or with an address outside the file"
     return None
 
 
-def _unfiltered_edge(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray) -> str | None:
+def _unfiltered_edge(dset: Stored, corner: np.ndarray, extent: np.ndarray) -> str | None:
     """Detect H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot query: chunks at the edge may be stored raw."""
     _, size, mask = extent.T
     over = (corner + np.asarray(dset.chunks, np.uint64) > np.asarray(dset.shape, np.uint64)).any(axis=1)
@@ -207,18 +208,19 @@ def _unfiltered_edge(dset: h5py.Dataset, corner: np.ndarray, extent: np.ndarray)
     return None
 
 
-def _layout(dset: h5py.Dataset, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:
-    name = file_name(dset)
+def _layout(dset: Stored, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:
+    file = dset.file
+    name = file.filename
     path = name if is_remote(name) else os.path.abspath(name)
     offset, size = np.asarray(offset, np.int64), np.asarray(size, np.int64)
     fill, mask = _fill(dset) if (size == 0).any() else None, np.asarray(mask, np.uint32)
     shape, chunk, pipeline = tuple(dset.shape), tuple(chunk), tuple(pipeline)
-    return Layout(path, identity(dset), dset.name, shape, dset.dtype, chunk, offset, size, mask, pipeline, fill)
+    return Layout(path, file.identity, dset.name, shape, dset.dtype, chunk, offset, size, mask, pipeline, fill)
 
 
-def _fill(dset: h5py.Dataset) -> np.ndarray:
+def _fill(dset: Stored) -> np.ndarray:
     """Return the fill value, () of the dataset's type. An array, because a NumPy scalar loses the other bits of a
     bool's byte."""
     value = np.zeros((), dset.dtype)
-    dset.id.get_create_plist().get_fill_value(value)
+    dset._dcpl.get_fill_value(value)
     return value

@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 
 from h5rows.errors import ConfigError
-from h5rows.reading.opening import file_name
+from h5rows.reading.stored import file_name
 
 CHEAP = 64 << 20  # bytes; smaller sizes are not checked
 COPIES = 3  # copies of a row or chunk that are in memory at once: by HDF5, by this library, in the batch

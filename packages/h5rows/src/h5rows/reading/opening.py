@@ -20,6 +20,7 @@ from h5py._objects import phil  # h5py's lock: a second lock, held while h5py wa
 from h5rows.errors import ConfigError, argument, as_typed, machine_fault
 from h5rows.reading.folders import is_remote
 from h5rows.reading.listed import is_index, listed
+from h5rows.reading.stored import File, Identity, identity
 
 
 def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
@@ -47,26 +48,6 @@ def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     return files
 
 
-Identity = tuple[int, int, int, int]  # device, inode, size, time of the last change
-
-
-def file_name(item: h5py.HLObject) -> str:
-    """Return the name of the file of an open object, without the h5py.File that `item.file` makes in 20 us."""
-    return os.fsdecode(h5py.h5f.get_name(item.id))
-
-
-def identity(file: h5py.HLObject | str | int) -> Identity:
-    """Return the identity of the file of an open object, even if its path leads to another file now; or that of a path
-    or descriptor."""
-    if isinstance(file, h5py.HLObject):
-        held = h5py.h5i.get_file_id(file.id)
-        if is_remote(file_name(file)):  # each answer of the server is checked instead
-            return 0, 0, held.get_filesize(), 0
-        file = held.get_vfd_handle()
-    found = os.stat(file)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def check_same(path: str, was: Identity, now: Identity, growing: bool = False) -> None:
     """Raise ConfigError if a file was replaced, truncated or changed. growing: a SWMR writer may append to it."""
     if now == was:
@@ -80,7 +61,7 @@ def check_same(path: str, was: Identity, now: Identity, growing: bool = False) -
 
 
 @contextmanager
-def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.File]:
+def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[File]:
     """Open a file in its current state. Raise ConfigError if it cannot be opened, and for errors of h5py in the
     block."""
     with phil:
@@ -96,15 +77,20 @@ def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[h5py.F
         file.close()
 
 
-@contextmanager
-def named(what: object) -> Iterator[None]:
+class named:
     """Convert errors of h5py in this block to a ConfigError of one line about `what`."""
-    try:
-        yield
-    except (ConfigError, BrokenPipeError):  # the pipe of the output is not the file that is read
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError) as error:  # what h5py may raise
-        raise unreadable(what, error) from error
+
+    def __init__(self, what: object) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (ConfigError, BrokenPipeError)):  # the pipe of the output is not the file that is read
+            return
+        if isinstance(error, (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError)):  # h5py's
+            raise unreadable(self._what, error) from error
 
 
 BORROWERS: WeakSet[Any] = WeakSet()  # readers that use a dataset of a file that is open in a block of open_h5
@@ -173,7 +159,7 @@ def _close_held(path: str | None) -> None:
             held.file.close()
 
 
-def _open_alike(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
+def _open_alike(path: str | os.PathLike[str], swmr: bool) -> File:
     """Open a file with the access properties of h5py.File, so that the program can open it too.
 
     HDF5 requires equal properties, also for files that links and virtual datasets lead to. If a file cannot be locked,
@@ -183,12 +169,12 @@ def _open_alike(path: str | os.PathLike[str], swmr: bool) -> h5py.File:
     access.set_sieve_buf_size(0)  # the default reads 21 times as many bytes as requested for rows of 3 KB
     flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if swmr else 0)
     try:
-        return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
+        return File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
     except OSError as error:
         if "lock" not in str(error):
             raise
     access.set_file_locking(False, True)
-    return h5py.File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
+    return File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -198,7 +184,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
         raise ConfigError(f"{path} is not a regular file (a pipe or a device); give an HDF5 file")
 
 
-def _open(path: str | os.PathLike[str], swmr: bool = False) -> h5py.File:
+def _open(path: str | os.PathLike[str], swmr: bool = False) -> File:
     try:
         check_regular(path)
         file = _open_alike(path, swmr)

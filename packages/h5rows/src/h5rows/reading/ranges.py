@@ -40,6 +40,7 @@ from h5rows.reading.folders import CACHE_DIR, cache_dir, shown
 from h5rows.reading.opening import named
 from h5rows.reading.remote import copy_of
 from h5rows.reading.sources import Source, read
+from h5rows.reading.stored import File
 
 BLOCK, RUN, SEGMENT = 256 << 10, 1 << 20, 16 << 20  # bytes
 AHEAD = 512 << 20  # bytes of batches that are requested before they are gathered; at most a third of the limit
@@ -486,7 +487,7 @@ def open_ranged(file: RangedFile) -> Iterator[h5py.File]:
     close_at_exit = [finalize(read, access.close)]
     try:
         with named(file.path):
-            opened = h5py.File(h5py.h5f.open(os.fsencode(file.path), h5py.h5f.ACC_RDONLY, access))
+            opened = File(h5py.h5f.open(os.fsencode(file.path), h5py.h5f.ACC_RDONLY, access))
             close_at_exit.append(finalize(read, opened.close))
             yield opened
     finally:

@@ -20,8 +20,9 @@ from h5py._objects import phil
 from h5rows.errors import ConfigError, argument
 from h5rows.reading import filters
 from h5rows.reading.layout import Layout
-from h5rows.reading.opening import BORROWERS, Held, check_same, hold, identity, is_remote, unreadable
+from h5rows.reading.opening import BORROWERS, Held, check_same, hold, is_remote, unreadable
 from h5rows.reading.raw import ChunkCache, Probes, RawFile, raw_file, run_in_threads
+from h5rows.reading.stored import identity
 
 
 class _AsTheyAre:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from h5rows.reading.external import REFUSE_EXTERNAL
-from h5rows.reading.opening import identity, is_remote
+from h5rows.reading.opening import is_remote
+from h5rows.reading.stored import identity
 
 _kept: ContextVar[dict[Any, Any] | None] = ContextVar("kept", default=None)
 
