@@ -119,13 +119,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def make_small(clone: Path) -> None:
-    """Two epochs, a small GPT, no logger, where a command does not say otherwise."""
+    """Two epochs, a small GPT and ResNet, no logger, where a command does not say otherwise."""
     for path in (clone / "conf").rglob("*.yaml"):
         text = path.read_text()
         path.write_text(re.sub(r"^( *max_epochs: )\d+", r"\g<1>2", text, flags=re.MULTILINE))
     for name, old, new in (
         ("train", "logger: wandb", "logger: none"),
         ("model/gpt", "width: 128", "width: 16"),
+        ("model/resnet", "width: 32", "width: 4"),
         ("data/tokens", "window: 256", "window: 16"),
     ):
         path = clone / f"conf/{name}.yaml"

@@ -65,7 +65,7 @@ def with_few_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The template, forked in a second: most of the time is for its tests."""
     folder = copy_of_the_project(tmp_path_factory.mktemp("template"))
     for path in (folder / "tests").glob("*/**/test_*.py"):
-        if not path.name.startswith("test_task_"):
+        if not path.name.startswith(("test_task_", "test_state", "test_loop")):
             path.unlink()
     return commit(folder)
 
@@ -389,9 +389,11 @@ def version_of(template: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)  # with TESTS_ALL=1 all of its quick tests, which take minutes
 @pytest.mark.parametrize("asked", sample_of(["all"], ["nothing", "all"]))
-def test_a_clone_of_a_fork_needs_nothing_else(template: Path, tools: Any, tmp_path: Path, asked: str) -> None:
+def test_a_clone_of_a_fork_needs_nothing_else(
+    request: pytest.FixtureRequest, tools: Any, tmp_path: Path, asked: str
+) -> None:
     """Its commands install the wheels, without a network; what the fork command says is typed, to the letter."""
-    folder = tmp_path / "fork"
+    template, folder = request.getfixturevalue(sample_of("with_few_tests", "template")), tmp_path / "fork"
     without = [*tools.PARTS] if asked == "all" else []
     done = fork(template, "small_one", "--without", *without, "--into", str(folder))
     assert done.stderr == ""

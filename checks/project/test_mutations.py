@@ -108,8 +108,8 @@ def test_hangs():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("part", sample_of(["1/48"], ["1/4", "2/4", "3/4", "4/4"]))
+@pytest.mark.parametrize("part", sample_of(["1/94"], ["1/4", "2/4", "3/4", "4/4"]))
 def test_each_promise_has_a_test_that_can_fail(part: str) -> None:
-    """A few; .github/workflows/test.yml asks for all, in a step of its own."""
+    """Two; .github/workflows/test.yml asks for all, in a step of its own."""
     done = subprocess.run([*MUTATE, "--table", "contract", "--part", part], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
