@@ -108,19 +108,26 @@ class TaskTests:
     @pytest.fixture
     def straight(self, tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Path:
         """Return the undisturbed run of one rank. All tests of the class share it and must not change it."""
-        key = (type(self), small)
+        return self.undisturbed(tmp_path_factory, small)
+
+    def undisturbed(self, folders: pytest.TempPathFactory, overrides: tuple[str, ...]) -> Path:
+        """Return the undisturbed run with these overrides. All tests of the class share it and must not change it."""
+        key = (type(self), overrides)
         if key not in MADE:
-            MADE[key] = start_run(tmp_path_factory.mktemp("straight"), *small)
+            MADE[key] = start_run(folders.mktemp("straight"), *overrides)
         return MADE[key]
 
     def test_killed_twice_is_undisturbed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], straight: Path, ranks: int
-    ) -> None:
-        """Test that checkpoint (with the state of the task), metrics and final scores are equal bit for bit."""
-        if ranks == 2:
-            small = (*small, *WAYS["2 ranks"])
-            straight = start_run(tmp_path / "straight", *small)
-        assert_undisturbed(broken_off(tmp_path / "killed", monkeypatch, self.kills, *small), straight)
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: tuple[str, ...], ranks: int,
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> None:  # fmt: skip
+        """Test that checkpoint (with the state of the task), metrics and final scores are equal bit for bit.
+
+        Two ranks are killed once: a checkpoint of a resumed run equals the undisturbed one, as do resumes from it.
+        """
+        small, kills = (small, self.kills) if ranks == 1 else ((*small, *WAYS["2 ranks"]), self.kills[-1:])
+        killed = broken_off(tmp_path / "killed", monkeypatch, kills, *small)
+        assert_undisturbed(killed, self.undisturbed(tmp_path_factory, small))
 
     def check_terms(self, folder: Path) -> None:
         """Assert that every loss is in every log, in every evaluation and in the final scores."""
@@ -209,14 +216,14 @@ class TaskTests:
         self.assert_close("compiled", scores(compiled), scores(straight))
 
     def test_ranks_and_micro_batches_change_nothing(
-        self, tmp_path: Path, small: tuple[str, ...], straight: Path, ways: list[str]
+        self, small: tuple[str, ...], straight: Path, ways: list[str], tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         """Test that all logged values, losses, weights, buffers and scores equal those of one rank, up to rounding."""
         self.check_terms(straight)
         for way in ways:
             if self.needs_global_batch and "micro" in way:
                 continue
-            other = start_run(tmp_path / way.replace(" ", "_"), *small, *WAYS[way])
+            other = self.undisturbed(tmp_path_factory, (*small, *WAYS[way]))
             assert len(metrics(other)) == len(metrics(straight))
             for mine, theirs in zip(metrics(other), metrics(straight)):
                 self.assert_close(f"{way}: step {theirs['step']}", mine, theirs)
