@@ -256,7 +256,8 @@ def edit(path: Path, pattern: str, new: str | Callable[[re.Match[str]], str]) ->
 
 def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
     """Take what names a deleted file, an option or a command out of the pages: rows of tables, sentences, lines of
-    code. Elsewhere than in the README, packages/ and checks/ may be named: the template has them."""
+    code. The same for comments of conf/. packages/ and checks/ may be named, but not in the README: the template has
+    them."""
     gone = list(deleted)
     outside = [name for name in gone if not name.startswith(("packages/", "checks/"))]
     rows = "|".join(re.escape(name) for part in parts for name in part.names)
@@ -265,6 +266,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
         *tree.glob("*.md"),
         tree / "mkdocs.yml",
         *tree.glob("src/*/project.py"),
+        *(tree / "conf").rglob("*.yaml"),
     ]:
         if not page.exists() or page.relative_to(tree).as_posix().startswith(VERBATIM):
             continue
@@ -274,6 +276,11 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
         if told := naming(tree, gone if page.name == "README.md" else outside):
             if page.suffix == ".py":
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
+            elif page.suffix == ".yaml":
+                # a command may have several lines, each but the last with a backslash at its end
+                text = re.sub(
+                    r"^#(?:.*\\\n)*.*\n", lambda m: "" if told.search(m[0]) else m[0], text, flags=re.MULTILINE
+                )
             else:
                 text = without_sentences(without_sections(text, told), told)
         page.write_text(text, encoding="utf-8")

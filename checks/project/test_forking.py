@@ -155,6 +155,25 @@ def test_each_part_has_files_of_its_own_that_nothing_else_needs(tools: Any) -> N
             assert others == {}, name
 
 
+def test_no_yaml_mentions_a_part_that_is_left_out(tools: Any, tmp_path: Path) -> None:
+    """Each part alone: without all of them, the yaml that mentions one is often left out too."""
+    tracked = tools.tracked(ROOT)
+    for name, part in tools.PARTS.items():
+        tree, gone = tmp_path / name, part.files(tracked)
+        shutil.copytree(ROOT / "conf", tree / "conf")
+        before = {path: path.read_text() for path in (tree / "conf").rglob("*.yaml")}
+        tools.delete(tree, gone)
+        tools.forget(tree, gone, [part])
+        told = tools.naming(tree, gone)
+        for path in (tree / "conf").rglob("*.yaml"):
+            text = path.read_text()
+            assert not told.search(text), (name, path.name, told.search(text))
+            assert yaml.safe_load(text) == yaml.safe_load(before[path])  # only comments are deleted
+            kept = text.splitlines()
+            cut = [line for line in before[path].splitlines() if line not in kept]
+            assert all(re.match(r"# ([A-Z]|\./run|  )", line) for line in cut), cut  # no half sentence is left
+
+
 @pytest.fixture(scope="module")
 def parts(tools: Any) -> list[str]:
     return [*tools.PARTS]
