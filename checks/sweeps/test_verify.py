@@ -158,6 +158,8 @@ def test_not_a_number_equals_itself_and_a_damaged_checkpoint_is_a_difference(who
         pytest.approx(1e-3),
     )
     assert "[1]: 0 in the run" in compare.tensors_differ(torch.zeros(2), torch.tensor([0.0, 1.0]), 0.5).text
+    best, other = torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 3.0])
+    assert "[1]: 1 in the run, 3 again" in compare.tensors_differ(best, other, 0.5).text
     path = copied / "checkpoints/last_000000020.pt"
     path.write_bytes(path.read_bytes()[:-100])
     assert any("last_000000020.pt" in part.difference for part in compare.compare_checkpoints(copied, whole, 24, 0.0))

@@ -149,7 +149,7 @@ def tensors_differ(run: Tensor, again: Any, rounding: float) -> Gap:
         return Gap()
     gaps = torch.where(unlike, (run.double() - again.double()).abs(), 0.0).nan_to_num(math.inf).flatten()
     most = int(gaps.argmax())
-    gap, largest = float(gaps[most]), float(run.double().abs().nan_to_num(0).max())
+    gap, largest = float(gaps[most]), float(run.double().abs().nan_to_num(0, 0).max())
     relative = gap / largest if largest else math.inf
     if relative <= rounding:
         return Gap("", relative)
