@@ -100,5 +100,5 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
 
 
 def _of_objective(name: str, skipped: Mapping[str, int]) -> int:
-    """Return the skipped steps of the objective whose value has this name, a prefix of it; a single objective has none."""
+    """Return the skipped steps of the objective of a logged value: its name is a prefix, none if there is only one."""
     return next((n for one, n in skipped.items() if name.startswith(f"{one}/" if one else "")), 0)
