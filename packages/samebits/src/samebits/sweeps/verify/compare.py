@@ -53,6 +53,7 @@ def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: f
     for number, record in enumerate(theirs):
         step, own = record["step"], ours[number] if number < len(ours) else {"step": None}
         if own["step"] is None and step == last and not at_end:
+            theirs = theirs[:number]
             break
         gap = first_gap(record, own, rounding) if own["step"] == step else Gap("the record is not there again")
         if gap.text:
