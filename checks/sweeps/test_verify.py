@@ -114,6 +114,14 @@ def test_the_first_metric_that_differs_is_named(
     assert not compare.compare_metrics(whole, whole, 24, True, 0.0).difference
 
 
+def test_a_record_that_is_not_compared_is_not_counted(whole: Path, copied: Path) -> None:
+    """A run that was not at its end may have stopped after an evaluation, and the second one before it."""
+    with (copied / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 24, "val/mine": 1.0}) + "\n")
+    found = [compare.compare_metrics(run, whole, 24, False, 0.0) for run in (copied, whole)]
+    assert found[0] == found[1]
+
+
 def test_the_last_bit_of_a_metric_or_score_counts_unless_rounding_is_allowed(whole: Path, copied: Path) -> None:
     text = (copied / "metrics.jsonl").read_text()
     value = json.loads(text.splitlines()[0])["train/loss"]
@@ -158,6 +166,8 @@ def test_not_a_number_equals_itself_and_a_damaged_checkpoint_is_a_difference(who
         pytest.approx(1e-3),
     )
     assert "[1]: 0 in the run" in compare.tensors_differ(torch.zeros(2), torch.tensor([0.0, 1.0]), 0.5).text
+    best, other = torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 3.0])
+    assert "[1]: 1 in the run, 3 again" in compare.tensors_differ(best, other, 0.5).text
     path = copied / "checkpoints/last_000000020.pt"
     path.write_bytes(path.read_bytes()[:-100])
     assert any("last_000000020.pt" in part.difference for part in compare.compare_checkpoints(copied, whole, 24, 0.0))

@@ -74,7 +74,7 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     means = torch.stack([state.running_sums[name].float() for name in names])
     sent = means if run.rank_timing is None else torch.cat([means, run.rank_timing.table()])
     sums = to_host(run.world.all_reduce_sum(sent))
-    counted = [run.world.size * (state.counts[name] - skipped.get(name.rpartition("/")[0], 0)) for name in names]
+    counted = [run.world.size * (state.counts[name] - _of_objective(name, skipped)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged |= {f"train/{name}": rate for name, rate in state.schedule.logged_rates().items()}
     if state.source is None:
@@ -97,3 +97,8 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
         logged |= run.rank_timing.read(sums[len(names) :], state.step)
     run.notify("on_log", state, logged)
     run.logger.log(state.step, logged | clock.read(samples))
+
+
+def _of_objective(name: str, skipped: Mapping[str, int]) -> int:
+    """Return the skipped steps of the objective of a logged value: its name is a prefix, none if there is only one."""
+    return next((n for one, n in skipped.items() if name.startswith(f"{one}/" if one else "")), 0)

@@ -203,6 +203,21 @@ def test_unless() -> None:
         assert net.weight.tolist() == net.running_var.tolist() == [wanted, wanted]  # type: ignore[union-attr, operator]
 
 
+@pytest.mark.usefixtures("poisoned")
+def test_means_are_over_the_steps_that_were_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a loss whose name has a slash."""
+
+    def losses(task: Any, model: torch.nn.Module, batch: Any) -> Any:
+        output = model(batch["x"])
+        values = task.criterion(output, batch)
+        return {"loss": values, "aux/ones": torch.ones_like(values)}, output
+
+    monkeypatch.setattr(Supervised, "losses", losses)
+    monkeypatch.setattr(Supervised, "loss_names", ("aux/ones",))
+    run = start_run(tmp_path, *QUICK, *LONG)
+    assert set(values(run, "train/aux/ones")) == {1.0}
+
+
 AT = 4  # the step that is skipped
 RATED = (*QUICK, "optim.lr=0.01", "optim.schedule.warmup=0", "+optim.lr_factors={bias: 0.5}", "trainer.max_steps=10",
          "trainer.global_batch_size=12", "trainer.log_every=1", "trainer.save_every=2", "trainer.ema_decay=0.9",

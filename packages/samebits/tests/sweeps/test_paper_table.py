@@ -266,6 +266,21 @@ def test_curves_stand_where_their_samples_hours_and_flop_are() -> None:
         assert line.high[0] - line.mean[0] == pytest.approx(statistics.stdev([0.4, 0.5]))
 
 
+def test_curves_and_their_errors_are_of_the_same_jobs() -> None:
+    """A job that failed is in neither, nor in the hours."""
+    results = ({"val/accuracy": 0.5, "test/loss": 1.0}, {"val/accuracy": 0.6, "test/loss": 1.0}, None)
+    jobs = [
+        replace(
+            job(i, Path("/none"), {"model": "m", "seed": i}, result),
+            curves={"val/accuracy": [(100, 0.5 + 0.1 * i ** 3)]}, seconds=[(100, 360.0 * (1 + 4 * i ** 2))],
+        )
+        for i, result in enumerate(results)
+    ]  # fmt: skip
+    [line] = lines(table(study(jobs), Ask(["model"], ["test/loss"])), "hours")
+    assert (line.x, line.mean) == (pytest.approx([0.3]), pytest.approx([0.55]))
+    assert line.high[0] - line.mean[0] == pytest.approx(statistics.stdev([0.5, 0.6]))
+
+
 @pytest.mark.slow
 def test_figures_have_the_asked_width_and_embedded_truetype(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -38,7 +38,7 @@ def lines(table: Table, axis: str) -> list[Line]:
     axis."""
     key, found = table.objective.key, []
     for row, column, cell in table.cells():
-        jobs = [job for job in (cell.group.jobs if cell.group else ()) if job.curves.get(key)]
+        jobs = [job for job in (cell.group.jobs if cell.group else ()) if job.curves.get(key) and not job.died]
         if not (over_seeds := band(jobs, key)):
             continue
         places = [_place(job, axis) for job in jobs]

@@ -53,6 +53,7 @@ def compare_metrics(run: Path, again: Path, last: int, at_end: bool, rounding: f
     for number, record in enumerate(theirs):
         step, own = record["step"], ours[number] if number < len(ours) else {"step": None}
         if own["step"] is None and step == last and not at_end:
+            theirs = theirs[:number]
             break
         gap = first_gap(record, own, rounding) if own["step"] == step else Gap("the record is not there again")
         if gap.text:
@@ -149,7 +150,7 @@ def tensors_differ(run: Tensor, again: Any, rounding: float) -> Gap:
         return Gap()
     gaps = torch.where(unlike, (run.double() - again.double()).abs(), 0.0).nan_to_num(math.inf).flatten()
     most = int(gaps.argmax())
-    gap, largest = float(gaps[most]), float(run.double().abs().nan_to_num(0).max())
+    gap, largest = float(gaps[most]), float(run.double().abs().nan_to_num(0, 0).max())
     relative = gap / largest if largest else math.inf
     if relative <= rounding:
         return Gap("", relative)
