@@ -219,6 +219,16 @@ VALUES = [
 FILES = [
     row("hydra.run.dir=", "hydra.run.dir: is empty - set a folder, hydra.run.dir=..., or remove it to use a folder below outputs/"),
     row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - set a folder, hydra.sweep.dir=..., or remove it to use a folder below outputs/"),
+    # of an unset variable of the shell; not the folder of the command
+    row("resume=", "resume: is empty - set resume=..., or remove it"),
+    experiment("resume: ''", "resume: is empty - set resume=..., or remove it"),
+    row("data=h5 data.path=", "data.path: is empty - set data.path=..., or remove it"),
+    row("-m data=h5 data.path=", "job 0 (data=h5 data.path=): data.path: is empty - set data.path=..., or remove it"),
+    row("data=h5 data.path=\"[a.h5,'']\"", "data.path: is empty - set data.path=..., or remove it"),
+    *(row(f"{more} {key}=", f"{key}: is empty - set {key}=..., or remove it[...]", needs(f"conf/{more.split()[0].replace('=', '/')}.yaml")) for key, more in (
+        ("data.path", "data=parquet"), ("task.weights", "task=finetune"), ("model.folder", "model=pretrained"), ("model.model.folder", "model=lora"),
+        ("data.parts.old.path", "data=mixed +data@data.parts.old=h5 +data.weights.old=1"),
+    )),
     row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - the run directory cannot be created; set another one, hydra.run.dir=...", files={"file": ""}),
     row("data=h5 data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)"),
     row("data=h5 data.path=[]", "data.path is empty: give a file, a pattern or a list of files"),

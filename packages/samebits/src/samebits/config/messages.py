@@ -123,6 +123,8 @@ def check_arguments(root: Path, argv: Sequence[str]) -> None:
             )
         if (equals or argument.startswith("~")) and not key.lstrip("+~").partition("@")[0]:
             raise ConfigError(no_override(argument))
+        if key == "resume" and equals and not value.strip("'\" "):
+            raise ConfigError("resume: is empty - set resume=..., or remove it")
         if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
             raise ConfigError(f"{key}: is empty - set a folder, {key}=..., or remove it to use a folder below outputs/")
 
