@@ -291,6 +291,7 @@ YAMLS = [
         for content in ("", "null")
     ),
     # a yaml without the defaults of its group
+    in_yaml("data/new", OWN_DATA, "data/order: is not in the defaults list of the chosen data - add it with a plus, +data/order=..., or to the defaults list of its yaml", "data/order=sequential"),
     in_yaml("data/new", OWN_DATA, "data.order: is missing - begin FILE with `defaults: [/data_defaults@_here_, order: shuffled]`"),
     in_yaml("data/new", f"defaults: [/data_defaults@_here_]\n{OWN_DATA}", "data.order: is missing - add to the defaults list of FILE: [order: shuffled]"),
     in_yaml("data/new", f"defaults: [order: sequential]\n{OWN_DATA}", "data.split_ratio: is missing - add to the defaults list of FILE: [/data_defaults@_here_]"),

@@ -279,6 +279,9 @@ def _composed(project: Project, argv: Sequence[str], compose: Compose) -> dict[s
 
 
 def _no_such_group(name: str, conf: Path) -> str:
+    if name in _groups(conf):
+        remedy = f"add it with a plus, +{name}=..., or to the defaults list of its yaml"
+        return f"{name}: is not in the defaults list of the chosen {name.rpartition('/')[0] or 'config'} - {remedy}"
     return f"{name}: no such group{did_you_mean(name, _groups(conf))} (groups: {', '.join(_groups(conf))})"
 
 
