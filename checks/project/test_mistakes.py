@@ -290,6 +290,9 @@ YAMLS = [
         }.items()
         for content in ("", "null")
     ),
+    # keys of the group are suggested for a typo only
+    row("+data.splits=3", "data.splits: lab.datasets.synthetic.Synthetic does not accept 'splits' (accepts: [...])"),
+    row("+data.split_buy=3", "data.split_buy: [...] - did you mean [...]split_by[...]"),
     # a yaml without the defaults of its group
     in_yaml("data/new", OWN_DATA, "data/order: is not in the defaults list of the chosen data - add it with a plus, +data/order=..., or to the defaults list of its yaml", "data/order=sequential"),
     in_yaml("data/new", OWN_DATA, "data.order: is missing - begin FILE with `defaults: [/data_defaults@_here_, order: shuffled]`"),

@@ -27,6 +27,7 @@ from samebits.schema import (
     hints_of,
     join,
     nearest,
+    one_typo,
     plain,
     show,
     walk,
@@ -276,7 +277,9 @@ def _check_keywords(
             raise ConfigError(f"{join(key, name)}: the run sets this argument itself - remove it")
         if name not in named and not open_ended:
             accepts = [n for n in (*named, *own) if n not in given]
-            hint = f" - did you mean {match!r}?" if (match := nearest(name, accepts)) else ""
+            # a key of the group, which is not an argument, only for a typo: split_by is no remedy for splits
+            close = [n for n in accepts if n in named or one_typo(name, n)]
+            hint = f" - did you mean {match!r}?" if (match := nearest(name, close)) else ""
             hint = f" - {TYPED[name]}" if name in TYPED else hint
             raise ConfigError(
                 f"{join(key, name)}: {path} does not accept {name!r}{hint} (accepts: {', '.join(accepts) or 'nothing'})"
