@@ -184,7 +184,10 @@ def _refusal(project: Project, path: str, where: str, allowed: Sequence[str]) ->
     if allowed:
         return f"{where}: {path} is not allowed ({', '.join(allowed)})"
     remedy = next((text for start, text in project.remedies.items() if path.startswith(start)), None)
-    remedy = remedy or f"add its library to `allowed` in src/{project.name.replace('.', '/')}.py"
+    file = f"src/{project.name.replace('.', '/')}.py"
+    if remedy is None and path.startswith(f"{project.package}.") and not _below(path, project.allowed):
+        remedy = f"move it into one of these packages, or add {path} to `allowed` in {file}"
+    remedy = remedy or f"add its library to `allowed` in {file}"
     return f"{where}: {path} is not allowed ({', '.join(project.allowed)}) - {remedy}"
 
 
