@@ -219,6 +219,15 @@ VALUES = [
 FILES = [
     row("hydra.run.dir=", "hydra.run.dir: is empty - set a folder, hydra.run.dir=..., or remove it to use a folder below outputs/"),
     row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - set a folder, hydra.sweep.dir=..., or remove it to use a folder below outputs/"),
+    # of an unset variable of the shell; not the folder of the command
+    row("resume=", "resume: is empty - set resume=..., or remove it"),
+    row("data=h5 data.path=", "data.path: is empty - set data.path=..., or remove it"),
+    row("-m data=h5 data.path=", "job 0 (data=h5 data.path=): data.path: is empty - set data.path=..., or remove it"),
+    row("data=h5 data.path=\"[a.h5,'']\"", "data.path: is empty - set data.path=..., or remove it"),
+    *(row(f"{more} {key}=", f"{key}: is empty - set {key}=..., or remove it[...]", needs(f"conf/{more.split()[0].replace('=', '/')}.yaml")) for key, more in (
+        ("data.path", "data=parquet"), ("task.weights", "task=finetune"), ("model.folder", "model=pretrained"), ("model.model.folder", "model=lora"),
+        ("data.parts.old.path", "data=mixed +data@data.parts.old=h5 +data.weights.old=1"),
+    )),
     row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - the run directory cannot be created; set another one, hydra.run.dir=...", files={"file": ""}),
     row("data=h5 data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)"),
     row("data=h5 data.path=[]", "data.path is empty: give a file, a pattern or a list of files"),
@@ -236,6 +245,7 @@ FILES = [
     *(row(f"data={name} data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)", needs(f"conf/data/{name}.yaml")) for name in ("tokens", "sequences")),
 ]  # fmt: skip
 HOLDS = "a config contains keys and values, e.g. trainer: {max_steps: 3}"
+OWN_DATA = "_target_: lab.datasets.synthetic.Synthetic\nsize: 64\nshape: [1, 8, 8]\nnum_classes: 10\nseed: 0\ninput_shape: [1, 8, 8]\nnum_outputs: 10"
 YAMLS = [
     experiment("monitr: 3", f"monitr: no such key - did you mean monitor? {ROOT_HAS}"),
     experiment("max_steps: 3", f"max_steps: no such key - did you mean trainer.max_steps? {ROOT_HAS}"),
@@ -276,10 +286,18 @@ YAMLS = [
             "data": "model.input_shape: there is no key data.input_shape, to which ${data.input_shape} refers",
             "model": "model: needs a _target_, the import path of a class, got a mapping",
             "task": "task: needs a _target_, the import path of a class, got a mapping",
-            "optim": "optim.schedule: is missing - set optim.schedule=...",
+            "optim": "optim.schedule: is missing - begin FILE with `defaults: [/optim_defaults@_here_, schedule: cosine]`",
         }.items()
         for content in ("", "null")
     ),
+    # keys of the group are suggested for a typo only
+    row("+data.splits=3", "data.splits: lab.datasets.synthetic.Synthetic does not accept 'splits' (accepts: [...])"),
+    row("+data.split_buy=3", "data.split_buy: [...] - did you mean [...]split_by[...]"),
+    # a yaml without the defaults of its group
+    in_yaml("data/new", OWN_DATA, "data/order: is not in the defaults list of the chosen data - add it with a plus, +data/order=..., or to the defaults list of its yaml", "data/order=sequential"),
+    in_yaml("data/new", OWN_DATA, "data.order: is missing - begin FILE with `defaults: [/data_defaults@_here_, order: shuffled]`"),
+    in_yaml("data/new", f"defaults: [/data_defaults@_here_]\n{OWN_DATA}", "data.order: is missing - add to the defaults list of FILE: [order: shuffled]"),
+    in_yaml("data/new", f"defaults: [order: sequential]\n{OWN_DATA}", "data.split_ratio: is missing - add to the defaults list of FILE: [/data_defaults@_here_]"),
 ]  # fmt: skip
 
 

@@ -42,11 +42,25 @@ SHORT = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", "trainer.eval_eve
 # ---- shapes
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(32), torch.zeros(4, 8), torch.zeros(()), torch.zeros(3), 0.5, None, [1]])
-def test_a_value_a_sample_or_an_error(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", [torch.zeros(32), torch.zeros(4, 8), torch.zeros(()), torch.zeros(3)])
+def test_a_value_a_sample_or_an_error(wrong: Tensor) -> None:
     check_per_sample(torch.zeros(4), 4, "task.criterion")
     with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value per sample, \(B,\) = \(4,\), but "):
         check_per_sample(wrong, 4, "task.criterion")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        (None, "None"),
+        *((one, f"a value of type {type(one).__name__}") for one in (0.5, [1], {"a": 1}, torch.zeros(4).numpy())),
+    ],
+)
+def test_what_is_not_a_tensor_is_named(wrong: Any, kind: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_per_sample(wrong, 4, "task.metrics.own")
+    said = "must return one value per sample, (B,) = (4,), but returned"
+    assert str(error.value) == f"task.metrics.own: {said} {kind}: return a torch.Tensor"
 
 
 def test_a_broadcast_is_not_to_be_averaged_away() -> None:

@@ -399,6 +399,11 @@ NET = "lab.models.zoo.good.Net"
          "samebits.data.order.*, samebits.data.sampling.*, samebits.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
          "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
          "add its library to `allowed` in src/lab/project.py"),
+        ({"_target_": "lab.losses_x.Vec"},
+         "model._target_: lab.losses_x.Vec is not allowed (lab.models.*, lab.datasets.*, lab.transforms.*, "
+         "samebits.data.order.*, samebits.data.sampling.*, samebits.data.windows.*, lab.losses.*, lab.metrics.*, lab.tasks.*, lab.callbacks.*, "
+         "lab.optimizers.*, lab.schedules.*, torch.nn.*, torch.optim.*, torchmetrics.*) - "
+         "move it into one of these packages, or add lab.losses_x.Vec to `allowed` in src/lab/project.py"),
         # as in a yaml that was written before the fork
         ({"_target_": "template.models.zoo.good.Net"},
          "model._target_: template.models.zoo.good.Net: there is no package 'template' - did you mean lab.models.zoo.good.Net?"),

@@ -38,6 +38,6 @@ if TYPE_CHECKING:
     )
     from samebits.config.messages import check_arguments, explain, one_line, unknown_key
     from samebits.config.wandb_agent import agents_run, is_agent_retry, quote_value, written
-    from samebits.config.yamls import recipe_hint
+    from samebits.config.yamls import missing_defaults, recipe_hint
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -295,7 +295,7 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
     try:
         for key in (one for pattern in project.paths for one in keys_like(copy, pattern)):
             if (value := OmegaConf.select(copy, key)) is not None:
-                OmegaConf.update(copy, key, absolute(plain(value, resolve=False), cwd))
+                OmegaConf.update(copy, key, absolute(plain(value, resolve=False), cwd, key))
         project.expand(copy)
         # converted to plain values, so that nodes that interpolations refer to are copied, not shared
         return DictConfig(OmegaConf.to_container(copy, resolve=True))
@@ -330,10 +330,13 @@ def remove_if_empty(root: Path, folder: Path) -> None:
             parent.rmdir()
 
 
-def absolute(value: Any, cwd: Path) -> Any:
-    """Return a path, or a list of paths, made absolute from `cwd`. URLs and `auto` are not changed."""
+def absolute(value: Any, cwd: Path, key: str = "") -> Any:
+    """Return a path, or a list of paths, made absolute from `cwd`. URLs and `auto` are not changed. With a key, raise
+    ConfigError for an empty path, e.g. data.path=$DATA with an unset variable, which would be `cwd` itself."""
     if isinstance(value, list):
-        return [absolute(item, cwd) for item in value]
+        return [absolute(item, cwd, key) for item in value]
+    if key and isinstance(value, str) and not value.strip():
+        raise ConfigError(f"{key}: is empty - set {key}=..., or remove it")
     if not isinstance(value, str) or value == "auto" or "://" in value:
         return value
     return os.path.normpath(cwd / Path(value).expanduser())

@@ -123,6 +123,8 @@ def check_arguments(root: Path, argv: Sequence[str]) -> None:
             )
         if (equals or argument.startswith("~")) and not key.lstrip("+~").partition("@")[0]:
             raise ConfigError(no_override(argument))
+        if key == "resume" and equals and not value.strip("'\" "):
+            raise ConfigError("resume: is empty - set resume=..., or remove it")
         if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
             raise ConfigError(f"{key}: is empty - set a folder, {key}=..., or remove it to use a folder below outputs/")
 
@@ -277,6 +279,9 @@ def _composed(project: Project, argv: Sequence[str], compose: Compose) -> dict[s
 
 
 def _no_such_group(name: str, conf: Path) -> str:
+    if name in _groups(conf):
+        remedy = f"add it with a plus, +{name}=..., or to the defaults list of its yaml"
+        return f"{name}: is not in the defaults list of the chosen {name.rpartition('/')[0] or 'config'} - {remedy}"
     return f"{name}: no such group{did_you_mean(name, _groups(conf))} (groups: {', '.join(_groups(conf))})"
 
 

@@ -259,6 +259,35 @@ def recipe_hint(error: str, choices: Mapping[str, Any], argv: Sequence[str], con
     return ""
 
 
+def missing_defaults(error: str, choices: Mapping[str, Any], argv: Sequence[str], conf: Path) -> str:
+    """Return the line for a key of a group that is missing because the yaml of its option lacks entries in its defaults
+    list; other errors are returned unchanged. choices: {group: chosen option}.
+
+    The entries are those of the option that train.yaml chooses: the yaml with the group's common keys, and the group
+    inside it that the error names."""
+    named = re.match(r"(\w+)\.(\w+): is missing - set ", error)
+    if named is None or (found := read(f"{named[1]}/{choices.get(named[1])}", argv, conf)) is None:
+        return error
+    group, name = named[1], named[2]
+    usual = content_of(f"{group}/{entries(content_of('train', argv, conf)).get(group)}", argv, conf)
+    own, file = entries(found[1]), found[0]
+    wanted = {one: option for one, option in entries(usual).items() if one not in own and (not option or one == name)}
+    if not wanted:
+        return error
+    text = ", ".join(f"{one}: {option}" if option else one for one, option in wanted.items())
+    remedy = f"add to the defaults list of {file}: [{text}]" if own else f"begin {file} with `defaults: [{text}]`"
+    return f"{group}.{name}: is missing - {remedy}"
+
+
+def entries(content: Any) -> dict[str, Any]:
+    """Return the entries of a yaml's defaults list: {group: option}, and {file: None} for entries without a group."""
+    found: dict[str, Any] = {}
+    listed = content.get("defaults") if isinstance(content, Mapping) else None
+    for one in listed if isinstance(listed, list) else ():
+        found |= one if isinstance(one, Mapping) else {str(one): None}
+    return found
+
+
 def lacks(argv: Sequence[str], choices: Mapping[str, Any], word: str) -> bool:
     """Return True if `word` names an option that is not chosen, or a key that argv does not set, nor one below it."""
     key, option = key_of(word), word.partition("=")[2]

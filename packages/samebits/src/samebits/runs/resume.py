@@ -40,7 +40,7 @@ def choose_run(
     if resume is not None and not isinstance(resume, str):  # Hydra reads a directory named 1 or 007 as a number
         typed = [text for text in overrides if text.startswith("resume=")] or [f"resume={resume}"]
         resume = cfg.resume = typed[-1].removeprefix("resume=")
-    directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd))
+    directory = run_dir if resume in (None, "auto") else Path(absolute(resume, cwd, "resume"))
     if resume is None and holds_run(directory):
         raise ConfigError(
             f"hydra.run.dir={directory}: contains a run; add resume=auto to resume it, or choose another directory"
@@ -80,7 +80,7 @@ def choose_run(
     check_followers(project, saved, before, typed, changed)
     saved.logger = own_logger(project, saved, cfg, typed, overrides)
     if "path" in saved.data:
-        saved.data.path = absolute(plain(saved.data.path), cwd)
+        saved.data.path = absolute(plain(saved.data.path), cwd, "data.path")
     return saved, directory
 
 

@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from samebits import early_signals
-from samebits.config import agents_run, as_started, recipe_hint, remove_if_empty, run_hydra
+from samebits.config import agents_run, as_started, missing_defaults, recipe_hint, remove_if_empty, run_hydra
 from samebits.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
 from samebits.project import Program
 from samebits.runs import choose_run
@@ -97,8 +97,10 @@ def train_one(program: Program, cfg: DictConfig) -> int:
         return error.status
     except ConfigError as error:
         remove_if_empty(program.root, run_dir)
-        hint = recipe_hint(str(error), plain(hydra.runtime.choices), overrides, program.conf)
-        print(f"error: {label}{error}{hint}", file=sys.stderr)
+        choices = plain(hydra.runtime.choices)
+        line = missing_defaults(str(error), choices, sys.argv[1:], program.conf)
+        hint = recipe_hint(line, choices, overrides, program.conf)
+        print(f"error: {label}{line}{hint}", file=sys.stderr)
         return MISTAKE
     except RunFailed as error:
         if str(error):

@@ -27,6 +27,7 @@ from samebits.schema import (
     hints_of,
     join,
     nearest,
+    one_typo,
     plain,
     show,
     walk,
@@ -183,7 +184,10 @@ def _refusal(project: Project, path: str, where: str, allowed: Sequence[str]) ->
     if allowed:
         return f"{where}: {path} is not allowed ({', '.join(allowed)})"
     remedy = next((text for start, text in project.remedies.items() if path.startswith(start)), None)
-    remedy = remedy or f"add its library to `allowed` in src/{project.name.replace('.', '/')}.py"
+    file = f"src/{project.name.replace('.', '/')}.py"
+    if remedy is None and path.startswith(f"{project.package}.") and not _below(path, project.allowed):
+        remedy = f"move it into one of these packages, or add {path} to `allowed` in {file}"
+    remedy = remedy or f"add its library to `allowed` in {file}"
     return f"{where}: {path} is not allowed ({', '.join(project.allowed)}) - {remedy}"
 
 
@@ -276,7 +280,9 @@ def _check_keywords(
             raise ConfigError(f"{join(key, name)}: the run sets this argument itself - remove it")
         if name not in named and not open_ended:
             accepts = [n for n in (*named, *own) if n not in given]
-            hint = f" - did you mean {match!r}?" if (match := nearest(name, accepts)) else ""
+            # a key of the group, which is not an argument, only for a typo: split_by is no remedy for splits
+            close = [n for n in accepts if n in named or one_typo(name, n)]
+            hint = f" - did you mean {match!r}?" if (match := nearest(name, close)) else ""
             hint = f" - {TYPED[name]}" if name in TYPED else hint
             raise ConfigError(
                 f"{join(key, name)}: {path} does not accept {name!r}{hint} (accepts: {', '.join(accepts) or 'nothing'})"
