@@ -126,6 +126,7 @@ def make_small(clone: Path) -> None:
     for name, old, new in (
         ("train", "logger: wandb", "logger: none"),
         ("model/gpt", "width: 128", "width: 16"),
+        ("model/gpt", "layers: 4", "layers: 1"),
         ("model/resnet", "width: 32", "width: 4"),
         ("data/tokens", "window: 256", "window: 16"),
     ):
