@@ -304,6 +304,13 @@ def test_a_dataset_without_length_or_samples_is_told_the_way_out() -> None:
     check_indexed(Endless())
 
 
+@pytest.mark.parametrize("value", [None, 12.5, -1, 10**20])
+def test_a_length_that_is_no_count_of_samples_is_one_line(value: object) -> None:
+    kind = type("Odd", (NoItems,), {"__len__": value and (lambda self: value), "__getitem__": lambda self, i: i})
+    with pytest.raises(ConfigError, match=r"^data: len\(Odd\) fails: .* - return the number of samples from __len__"):
+        check_indexed(kind())
+
+
 # ---- what a checkpoint does not hold
 
 

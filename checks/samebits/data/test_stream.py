@@ -84,6 +84,11 @@ def test_one_that_ends_begins_again() -> None:
     assert [stream[number]["y"] for number in range(10)] == [0, 1, 2, 0, 0, 1, 2, 0, 0, 1]
     with pytest.raises(ConfigError, match="the stream Numbers yields no samples"):
         Stream(Numbers(0))[0]
+    once = iter(Numbers(4))  # its __iter__ returns itself, as a generator's does
+    stream = Stream(once)
+    assert stream[3]["y"] == 0
+    with pytest.raises(ConfigError, match=r"ended after 4 samples and yields none .* a new iterator from each call"):
+        stream[4]
 
 
 def test_what_is_a_stream() -> None:

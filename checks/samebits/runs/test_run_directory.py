@@ -328,3 +328,17 @@ def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
     cfg.model.num_outputs = 128
     check_followers(PROGRAM, cfg, {}, list(SHORT), ["data.num_outputs", "model.num_outputs"])
     check_followers(PROGRAM, cfg, {}, ["no_such=group"], ["data.num_outputs"])
+
+
+@pytest.mark.slow
+def test_a_resume_on_a_full_disk_is_one_line_and_changes_nothing(small_disk: Path) -> None:
+    run = small_disk / "run"
+    start_run(run, *QUICK, "trainer.max_steps=2")
+    before = {path.name for path in run.iterdir()}
+    fill_disk(small_disk)
+    with pytest.raises(RunFailed, match=rf"^{run} cannot be resumed: No space left on device; nothing was changed"):
+        start_run(run, *QUICK, "trainer.max_steps=3")
+    assert {path.name for path in run.iterdir()} == before
+    (small_disk / "filler").unlink()
+    start_run(run, *QUICK, "trainer.max_steps=3")
+    assert result(run)["step"] == 3

@@ -6,7 +6,9 @@ Each rank appends its batches to a `Part`; `assemble` merges the parts to .h5, .
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ class Part:
     """The predictions of one rank, in a separate file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = h5py.File(path, "w")
+        self._path = path
+        with _written(path):
+            self._file = h5py.File(path, "w")
 
     def append(self, rows: np.ndarray, fields: Mapping[str, Any]) -> None:
         """Append a batch. rows: (B,) int64, increasing from call to call. fields: {name: array (B, ...) or list of B
@@ -52,12 +56,26 @@ class Part:
                     "all samples must have the same shape"
                 )
             size = len(held)
-            held.resize(size + len(array), axis=0)
-            held[size:] = array
+            with _written(self._path):
+                held.resize(size + len(array), axis=0)
+                held[size:] = array
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with _written(self._path):
+            self._file.close()
+
+
+@contextmanager
+def _written(part: Path) -> Iterator[None]:
+    """Turn an OSError, such as a full disk, into a RunFailed that names the folder of the target."""
+    try:
+        yield
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error  # HDF5's text has several lines
+        raise RunFailed(
+            f"predictions cannot be written to {part.parent.parent}: {why} - choose another --out"
+        ) from error
 
 
 def check_target(path: Path, overwrite: bool) -> None:
@@ -91,7 +109,8 @@ def assemble(parts: Sequence[Path], target: Path, attributes: Mapping[str, Any])
         write(temporary, spec, _blocks(held, spec), attributes)
         temporary.replace(target)
     except OSError as error:
-        raise RunFailed(f"{target}: cannot be written: {error.strerror or error}") from error
+        why = os.strerror(error.errno) if error.errno else error
+        raise RunFailed(f"{target}: cannot be written: {why}") from error
     finally:
         for file in files:
             file.close()

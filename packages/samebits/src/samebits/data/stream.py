@@ -75,7 +75,13 @@ class Stream:
             for sample in self._items:
                 return sample
             self._items = None
-        raise ConfigError(f"data: the stream {type(self.source).__name__} yields no samples")
+        name = type(self.source).__name__
+        if self._next:
+            raise ConfigError(
+                f"data: the stream {name} ended after {self._next:,} samples and yields none when it is iterated again "
+                "- return a new iterator from each call of __iter__"
+            )
+        raise ConfigError(f"data: the stream {name} yields no samples")
 
     def _state(self) -> Any:
         return self.source.state_dict() if hasattr(self.source, "state_dict") else None

@@ -17,6 +17,7 @@ from samebits.credentials import redacted
 from samebits.errors import (
     ConfigError,
     DirectoryLockedError,
+    RunFailed,
 )
 from samebits.files import (
     floats_as_text,
@@ -132,8 +133,15 @@ def reopen_directory(project: Project, directory: Path, cfg: DictConfig, overrid
         temporary = directory / f"{BEFORE}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        for name, content in files.items():
-            (temporary / name).write_bytes(content)
+        try:
+            for name, content in files.items():
+                (temporary / name).write_bytes(content)
+        except OSError as error:  # a full disk
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise RunFailed(
+                f"{directory} cannot be resumed: {error.strerror or error}; nothing was changed (see "
+                "docs/troubleshooting.md#disk-full)"
+            ) from error
         temporary.replace(directory / BEFORE)
     try:
         _reopen(project, directory, cfg, overrides)

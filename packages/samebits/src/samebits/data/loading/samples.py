@@ -4,6 +4,7 @@ of the data set's own code into one line that names data set, row and split."""
 from __future__ import annotations
 
 import random
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -72,7 +73,7 @@ def drawing(seed: int | None) -> Iterator[None]:
 
 
 def check_indexed(dataset: Any) -> None:
-    """Raise ConfigError if a data set lacks `__len__`, or both `__getitem__` and `gather`."""
+    """Raise ConfigError if a data set lacks `__len__`, or both `__getitem__` and `gather`, or if it has no length."""
     own = type(dataset)
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(own, name)]
     if hasattr(dataset, "gather") and "__getitem__" in missing:
@@ -84,6 +85,13 @@ def check_indexed(dataset: Any) -> None:
             "Python's random numbers, which are seeded for each sample of each split), or only __iter__, for a "
             "stream, or pack its samples into a file with ./run h5 pack"
         )
+    try:
+        len(dataset)
+    except (TypeError, ValueError, OverflowError) as error:  # None, 12.5, -1, 10**20
+        raise ConfigError(
+            f"data: len({own.__name__}) fails: {error} - return the number of samples from __len__, an int from 0 to "
+            f"{sys.maxsize}"
+        ) from error
 
 
 def ahead_bytes(dataset: Any) -> int:
