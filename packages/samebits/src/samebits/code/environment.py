@@ -172,12 +172,12 @@ def _code(facts: dict[str, Any], diff: str) -> Code:
     return code._replace(changes=code.of_project.short) if changed or commit is None else code
 
 
-def uncommitted(root: Path, entries: list[bytes] | None) -> str:
+def uncommitted(root: Path, entries: tuple[bytes, ...] | None) -> str:
     """Return a patch from the commit to the current files, including new files, and the names of files that are left
     out: large binary files, and new files that are large, binary or hidden (.env may contain secrets). Raise NoAnswer
     if git fails. entries: of `_status`."""
     names = _new_names(root, entries)
-    if entries == [] and not names:
+    if entries == () and not names:
         return ""
     # the commit separates the folders, whose names may contain line breaks
     asked = git(root, "rev-parse", "HEAD", "--show-prefix", "HEAD", "--show-toplevel", "HEAD", "--git-path", "index")
@@ -222,7 +222,7 @@ STATUS = (
 CODE = ("src", f":(glob){VENDORED}/*/src/**")  # for git; see code_folders
 
 
-def _status(root: Path) -> tuple[str | None, list[bytes] | None]:
+def _status(root: Path) -> tuple[str | None, tuple[bytes, ...] | None]:
     """Return the commit, and git's entries of changed files and, beginning with "? ", of new files or their folders;
     None if git does not answer."""
     found = _asked(root, *STATUS)
@@ -230,11 +230,11 @@ def _status(root: Path) -> tuple[str | None, list[bytes] | None]:
     commit = re.match(rb"# branch\.oid ([0-9a-f]+)$", lines[0])
     # without a commit, or with a damaged index, the status has none
     oid = commit[1] if commit else _asked(root, "log", "-1", "--format=%H")
-    entries = [line for line in lines if line and not line.startswith(b"# ")]
+    entries = tuple(line for line in lines if line and not line.startswith(b"# "))
     return oid.decode().strip() if oid else None, None if found is None else entries
 
 
-def _new_names(root: Path, entries: list[bytes] | None) -> list[str]:
+def _new_names(root: Path, entries: tuple[bytes, ...] | None) -> list[str]:
     """Return the files that are not in git and not ignored. In folders of code only the project's own ignore rules
     count, not the user's. Log a warning about files that git was told to ignore. entries: of `_status`."""
     found = b""
