@@ -91,7 +91,8 @@ def test_what_was_there_before_is_not_looked_through() -> None:
         assert count() == 0
 
 
-def test_a_command_collects_rarely_and_not_when_it_ends() -> None:
+def test_a_command_collects_rarely_and_not_when_it_ends(tmp_path: Path) -> None:
+    """Files are complete that are still open then, of objects that refer to each other."""
     code = (
         "import atexit, gc, sys\n"
         "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 1000))  # called last\n"
@@ -100,6 +101,10 @@ def test_a_command_collects_rarely_and_not_when_it_ends() -> None:
         "before = gc.get_stats()[0]['collections']\n"
         "kept = [[] for _ in range(20_000)]\n"
         "print('few', gc.get_stats()[0]['collections'] - before < 10)\n"
+        "for held in (lambda: 1), (lambda: 2):\n"
+        "    held.me, held.file = held, open(f'{sys.argv[1]}/{held()}', 'w')\n"
+        "    held.file.write('kept')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["few True", "frozen True"]
+    assert [(tmp_path / name).read_text() for name in ("1", "2")] == ["kept", "kept"]

@@ -111,8 +111,8 @@ def test_code_that_was_edited_between_two_commands_is_said(
     """Below src/, by commit or not; edits elsewhere and commits with the same src/ change nothing. A job that is queued
     gets the code with which it begins."""
     git = {"commit": "a" * 40, "diff": "", "source": "1"}
-    monkeypatch.setattr(environment, "_asked", lambda root, what, *_: git["commit"].encode() * (what == "log"))
-    monkeypatch.setattr(environment, "uncommitted", lambda root: git["diff"])
+    monkeypatch.setattr(environment, "_status", lambda root: (git["commit"], ()))
+    monkeypatch.setattr(environment, "uncommitted", lambda root, entries: git["diff"])
     monkeypatch.setattr(environment, "source_of", lambda root: git["source"])
     assert "src/" not in command("seed=0,1,2")
     git |= {"commit": "b" * 40, "diff": "diff --git a/docs/x.md b/docs/x.md\n+new\n"}

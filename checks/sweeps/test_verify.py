@@ -194,7 +194,7 @@ def test_what_a_resume_has_changed_is_put_back(whole: Path, copied: Path) -> Non
 def test_a_resume_with_other_code_is_recorded(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each change; what the run began with stays. Without a step that counts the run begins with the code."""
     began = str(code_of(copied))
-    monkeypatch.setattr(environment, "_asked", lambda *_: None)
+    monkeypatch.setattr(environment, "_status", lambda root: (None, None))
     monkeypatch.setattr(environment, "source_of", lambda _: "other")
     monkeypatch.setattr(environment, "libraries_of", lambda _: {})
     for _ in range(2):

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -202,6 +203,79 @@ def test_the_repository_stays_as_it_is(project: Path) -> None:
     files = {path: path.read_bytes() for path in (project.parent / ".git").rglob("*") if path.is_file()}
     surroundings(project)
     assert {path: path.read_bytes() for path in (project.parent / ".git").rglob("*") if path.is_file()} == files
+
+
+def as_it_is(project: Path) -> None:
+    pass
+
+
+def detached(project: Path) -> None:
+    git(project, "checkout", "-q", "--detach")
+
+
+def ignored_by_its_user(project: Path) -> None:
+    (project.parents[1] / ".gitconfig").write_text(SETTINGS["ignored"].format(home=project.parents[1]))
+    (project / "of_local.py").write_text("x = 1\n")
+
+
+def with_a_stash(project: Path) -> None:
+    edit(project)
+    git(project, "stash", "--include-untracked")
+    git(project, "config", "status.showStash", "true")
+
+
+def beside_the_project(project: Path) -> None:
+    (project.parent / "more").mkdir()
+    (project.parent / "more/new.bin").write_bytes(b"\0")
+
+
+def within_a_submodule(project: Path) -> None:
+    git(project, "clone", "-q", "..", "other")
+    git(project, "add", "other")
+    git(project, "commit", "-qm", "with a submodule")
+    git(project, "config", "diff.ignoreSubmodules", "all")
+    (project / "other/new.py").write_text("x = 1\n")
+
+
+def edited(project: Path) -> None:
+    edit(project)
+
+
+def without_a_commit(project: Path) -> None:
+    git(project, "update-ref", "-d", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("change", "dirty", "most"),
+    [
+        (as_it_is, False, 2),
+        (detached, False, 2),
+        (ignored_by_its_user, False, 2),
+        (with_a_stash, False, 2),
+        (beside_the_project, True, 6),
+        (within_a_submodule, True, 5),
+        (edited, True, 9),
+        (without_a_commit, True, 2),
+    ],
+)
+def test_git_is_called_rarely(
+    project: Path, change: Callable[[Path], None], dirty: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice for a tree without changes."""
+    change(project)
+    calls: list[str] = []
+    call = environment.git
+
+    def counted(folder: Path, *words: str, **how: Any) -> bytes:
+        calls.append(words[0])
+        return call(folder, *words, **how)
+
+    monkeypatch.setattr(environment, "git", counted)
+    known = surroundings(project)
+    assert len(calls) <= most, calls
+    commit = None if change is without_a_commit else git(project, "rev-parse", "HEAD").decode().strip()
+    assert (known.environment["git_commit"], known.environment["git_dirty"]) == (commit, dirty)
+    assert bool(known.diff) == (change is edited)
 
 
 def no_git(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:

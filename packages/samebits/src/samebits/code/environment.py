@@ -50,11 +50,12 @@ class Surroundings(NamedTuple):
 
 def surroundings(root: Path) -> Surroundings:
     """Return the environment and the uncommitted changes. Log a warning if git does not answer."""
-    known = environment(root)
-    if known["git_commit"] is None:
+    commit, entries = _status(root)
+    known = environment(root, commit, None if entries is None else bool(entries))
+    if commit is None:
         return Surroundings(known, "")
     try:
-        return Surroundings(known, uncommitted(root))
+        return Surroundings(known, uncommitted(root, entries))
     except NoAnswer as error:
         _say(f"{DIFF}: not written, so uncommitted changes cannot be restored later: {error}")
         return Surroundings(known, "")
@@ -171,13 +172,19 @@ def _code(facts: dict[str, Any], diff: str) -> Code:
     return code._replace(changes=code.of_project.short) if changed or commit is None else code
 
 
-def uncommitted(root: Path) -> str:
+def uncommitted(root: Path, entries: tuple[bytes, ...] | None) -> str:
     """Return a patch from the commit to the current files, including new files, and the names of files that are left
     out: large binary files, and new files that are large, binary or hidden (.env may contain secrets). Raise NoAnswer
-    if git fails."""
-    prefix, top = (Path(os.fsdecode(git(root, "rev-parse", word)).removesuffix("\n")) for word in WHERE)
+    if git fails. entries: of `_status`."""
+    names = _new_names(root, entries)
+    if entries == () and not names:
+        return ""
+    # the commit separates the folders, whose names may contain line breaks
+    asked = git(root, "rev-parse", "HEAD", "--show-prefix", "HEAD", "--show-toplevel", "HEAD", "--git-path", "index")
+    head, _, places = os.fsdecode(asked).removesuffix("\n").partition("\n")
+    prefix, top, own = map(Path, places.split(f"\n{head}\n"))
     new, left_out, room = [], [], MOST_OF_ALL
-    for name in _new_names(root):
+    for name in names:
         size = _text_size(root, root / name)
         if size is None or size > room:
             left_out.append(("new", str(prefix / name)))
@@ -186,15 +193,13 @@ def uncommitted(root: Path) -> str:
         new.append(name)
     with temporary_folder("git-") as folder:
         index = folder / "index"  # a copy to which new files are added
-        head, at = os.fsdecode(git(root, "rev-parse", "HEAD", "--git-path", "index")).removesuffix("\n").split("\n", 1)
-        own = root / at
-        if own.exists():
+        if (root / own).exists():
             shutil.copy2(
-                own, index
+                root / own, index
             )  # keeps its time, which git needs to find edits made in the same second as the commit
         # any id will do: git reads these files anew, because their entries have no times
-        listed = b"".join(os.fsencode(f"100644 {head}\t{prefix / name}\0") for name in new)
-        git(root, "update-index", "-z", "--index-info", stdin=listed, index=index)
+        if listed := b"".join(os.fsencode(f"100644 {head}\t{prefix / name}\0") for name in new):
+            git(root, "update-index", "-z", "--index-info", stdin=listed, index=index)
         for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
             name = os.fsdecode(line.removeprefix(b"-\t-\t"))
             if line.startswith(b"-\t-\t") and _largest(top, name) > MOST_OF_ONE:
@@ -206,21 +211,38 @@ def uncommitted(root: Path) -> str:
             git(top, "apply", "--check", "--reverse", "-", stdin=patch)
         except NoAnswer as error:
             _say(f"{DIFF}: cannot be applied, so uncommitted changes cannot be restored later: {error}")
-    names = (f"# {kind}, not in this patch: {_printed(name)}\n" for kind, name in left_out)
-    return os.fsdecode(patch) + "".join(names)
+    lines = (f"# {kind}, not in this patch: {_printed(name)}\n" for kind, name in left_out)
+    return os.fsdecode(patch) + "".join(lines)
 
 
-WHERE = ("--show-prefix", "--show-toplevel")
+STATUS = (
+    "status", "--porcelain=v2", "--branch", "--no-ahead-behind", "-z", "--untracked-files=normal",
+    "--ignore-submodules=none",
+)  # fmt: skip
 CODE = ("src", f":(glob){VENDORED}/*/src/**")  # for git; see code_folders
 
 
-def _new_names(root: Path) -> list[str]:
+def _status(root: Path) -> tuple[str | None, tuple[bytes, ...] | None]:
+    """Return the commit, and git's entries of changed files and, beginning with "? ", of new files or their folders;
+    None if git does not answer."""
+    found = _asked(root, *STATUS)
+    lines = (found or b"").split(b"\0")
+    commit = re.match(rb"# branch\.oid ([0-9a-f]+)$", lines[0])
+    # without a commit, or with a damaged index, the status has none
+    oid = commit[1] if commit else _asked(root, "log", "-1", "--format=%H")
+    entries = tuple(line for line in lines if line and not line.startswith(b"# "))
+    return oid.decode().strip() if oid else None, None if found is None else entries
+
+
+def _new_names(root: Path, entries: tuple[bytes, ...] | None) -> list[str]:
     """Return the files that are not in git and not ignored. In folders of code only the project's own ignore rules
-    count, not the user's. Log a warning about files that git was told to ignore."""
+    count, not the user's. Log a warning about files that git was told to ignore. entries: of `_status`."""
     found = b""
-    for which in (["--exclude-standard"], ["--exclude-per-directory=.gitignore", "--", *CODE]):
-        found += git(root, "ls-files", "--others", "-z", *which)
-    tags = git(root, "ls-files", "-v", "-z", "--", *CODE).split(b"\0")
+    if entries is None or any(entry.startswith(b"? ") for entry in entries):
+        found = git(root, "ls-files", "--others", "-z", "--exclude-standard")
+    tracked_and_new = ("-v", "--cached", "--others", "--exclude-per-directory=.gitignore")
+    tags = git(root, "ls-files", "-z", *tracked_and_new, "--", *CODE).split(b"\0")
+    found += b"".join(tag[2:] + b"\0" for tag in tags if tag.startswith(b"? "))
     hidden = [os.fsdecode(tag[2:]) for tag in tags if tag[:1].islower() or tag[:1] == b"S"]
     if hidden := [name for name in hidden if (root / name).exists()]:
         how = "git update-index --no-assume-unchanged --no-skip-worktree"
@@ -259,12 +281,10 @@ def _text_size(root: Path, file: Path) -> int | None:
     return None if b"\0" in content else len(content)
 
 
-def environment(root: Path) -> dict[str, Any]:
-    """Return the content of environment.json for a new run, without its machine."""
+def environment(root: Path, commit: str | None, dirty: bool | None) -> dict[str, Any]:
+    """Return the content of environment.json for a new run, without its machine. dirty: None if git did not answer."""
     # samebits may be installed from a wheel
     versions = {"samebits": __version__, **{name: version_of(name) for name in PACKAGES}}
-    commit = _asked(root, "log", "-1", "--format=%H")
-    status = _asked(root, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
     return {
         "command": redacted(sys.argv),
         "cwd": os.getcwd(),
@@ -273,8 +293,8 @@ def environment(root: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "packages": versions,
-        "git_commit": commit and commit.decode().strip(),
-        "git_dirty": None if status is None else bool(status.strip()),
+        "git_commit": commit,
+        "git_dirty": dirty,
         "source": source_of(root),
         "libraries": libraries_of(root),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),

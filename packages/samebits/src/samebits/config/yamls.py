@@ -14,6 +14,7 @@ from omegaconf.grammar_parser import parse
 from samebits.errors import ConfigError
 from samebits.schema import at, join, nearest, show
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, which is written in C
 DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-cn")
 
 
@@ -38,7 +39,7 @@ def read(name: str, argv: Sequence[str], conf: Path) -> tuple[Path, Any] | None:
     for folder in folders(argv, conf):
         file = folder / f"{name}.yaml"
         try:
-            return file, yaml.safe_load(file.read_text())
+            return file, yaml.load(file.read_text(), LOADER)
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
             continue
     return None

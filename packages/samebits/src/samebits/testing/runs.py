@@ -107,14 +107,14 @@ def import_once(*overrides: str) -> None:
 
 @cache
 def ask_git_once() -> None:
-    """Ask git about the tested project, which no test changes, once in this process: 11 commands at each start."""
+    """Ask git about the tested project, which no test changes, once in this process."""
     from samebits.code import environment
 
     def once(function: Callable[..., Any]) -> Callable[..., Any]:
         known = cache(function)
         return lambda root, *rest: (known if root == program().root else function)(root, *rest)
 
-    for name in ("uncommitted", "_asked"):
+    for name in ("_status", "uncommitted"):
         setattr(environment, name, once(getattr(environment, name)))
 
 
