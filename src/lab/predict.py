@@ -107,6 +107,12 @@ def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
             stack.callback(loaders[-1].close)
         for k, batches in enumerate(zip(*loaders)):
             rows, real = loaders[0].plan(k)[1], loaders[0].size_and_real(k)[1]  # type: ignore[index]
+            for member, loader in zip(members, loaders):
+                if not np.array_equal(loader.plan(k)[1], rows):  # type: ignore[index]
+                    raise ConfigError(
+                        f"{member.file}: reads the split {what.split} in another order or in other batches than "
+                        f"{members[0].file}, as with another task.eval_lanes - predict with each and average the files"
+                    )
             values = {name: copied(batches[0], name) for name in what.fields}
             values |= averaged([outputs(member, batch, what) for member, batch in zip(members, batches)])
             yield rows[:real], {name: value[:real] for name, value in values.items()}

@@ -319,6 +319,16 @@ def test_a_run_learns_and_knows_its_classes(folder: Path, tmp_path: Path) -> Non
     assert "4 Parquet files, 200 rows in 15 row groups" in (run / "train.log").read_text()
 
 
+def test_class_numbers_that_are_floats_name_a_remedy_that_works(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random(60)
+    for dtype, path in (("float64", tmp_path / "floats.parquet"), ("int64", tmp_path / "integers.parquet")):
+        pq.write_table(pa.table({"x": x, "label": (3 * x).astype(dtype)}), path)
+    run = [f"data.{key}" for key in ("fields={x: [x], y: label}", "split_ratio=80/10/10")]
+    with pytest.raises(ConfigError, match=r"if they are class numbers, write the column as integers .*'int64'"):
+        start_run(tmp_path / "floats", *RUN, *run, f"data.path={tmp_path}/floats.parquet", "trainer.max_steps=1")
+    start_run(tmp_path / "integers", *RUN, *run, f"data.path={tmp_path}/integers.parquet", "trainer.max_steps=1")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [("data.order.window=3", "data.loader=threads"),
                                   ("data.order.window=2", "data.loader=workers", "data.num_workers=2")])  # fmt: skip

@@ -164,6 +164,11 @@ def test_predictions_are_those_of_whole_lanes(tmp_path: Path, path: Path) -> Non
     torch.testing.assert_close(found[1], found[0])
     losses = F.cross_entropy(found[0]["output"].flatten(0, 1), found[0]["y"].flatten())
     assert scores(folder)["val/loss"] == pytest.approx(losses.item(), rel=1e-4)
+    # the lanes of another model have other rows, so the mean would be of different samples
+    other = start_run(tmp_path / "other", *SMALL, *overrides(path), "trainer.max_steps=3", "task.eval_lanes=2")
+    both = Prediction([folder, other], "val", tmp_path / "mean.h5", ["hardware.eval_batch_size=2"], [])
+    with pytest.raises(ConfigError, match=r"/other/.*: reads the split val in another order .* task\.eval_lanes"):
+        predict(both, 1, overwrite=False)
 
 
 def test_a_lane_that_is_not_finite_begins_anew() -> None:

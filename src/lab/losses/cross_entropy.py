@@ -10,6 +10,11 @@ from torch.nn import functional as F
 from samebits.errors import ConfigError
 from samebits.schema import Share
 
+FLOATS = (
+    "floating-point targets: choose task=regression; or, if they are class numbers, write the column as integers "
+    "(pandas: astype('int64'); an HDF5 file can stay as it is with data.fields.y=NAME@classes)"
+)
+
 
 class CrossEntropy:
     """(output, batch) -> (B,): losses in nats, unreduced, in float32 or wider.
@@ -31,7 +36,7 @@ class CrossEntropy:
         target = batch["y"]
         if target.is_floating_point():
             if target.shape != output.shape:
-                raise ConfigError(_mismatch(output, target, "floating-point targets: choose task=regression"))
+                raise ConfigError(_mismatch(output, target, FLOATS))
         else:
             if target.dim() == 2 and target.shape[1] == 1:
                 target = target.squeeze(1)

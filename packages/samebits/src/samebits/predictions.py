@@ -33,7 +33,7 @@ class Part:
             self._file = h5py.File(path, "w")
 
     def append(self, rows: np.ndarray, fields: Mapping[str, Any]) -> None:
-        """Append a batch. rows: (B,) int64, increasing from call to call. fields: {name: array (B, ...) or list of B
+        """Append a batch. rows: (B,) int64. fields: {name: array (B, ...) or list of B
         texts}.
 
         Raise ConfigError if the shapes do not match.
@@ -123,22 +123,29 @@ def _kind(dataset: h5py.Dataset) -> str:
 
 
 def _blocks(files: list[h5py.File], spec: Spec) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yield (first row, {field: rows in order}). Each part contains every len(files)-th row, so blocks of equal size of
-    all parts form a range of rows."""
+    """Yield (first row, {field: rows in order}), whatever the order of the rows in the parts: lanes are not in that of
+    the split."""
     widest = max((int(np.prod(shape[1:])) * 8 for shape, _ in spec.values()), default=8)
-    size = max(1, BLOCK // (widest * max(1, len(files))))
-    begin = 0
-    for at in range(0, max((len(file[ROW]) for file in files), default=0), size):
-        rows = np.concatenate([file[ROW][at : at + size] for file in files])
-        order = np.argsort(rows, kind="stable")
-        if not np.array_equal(rows[order], np.arange(begin, begin + len(rows))):
-            raise AssertionError(f"rows {begin} to {begin + len(rows)} were not each predicted once")
+    size, counts = max(1, BLOCK // widest), [len(file[ROW]) for file in files]
+    rows = np.concatenate([np.zeros(0, np.int64), *(file[ROW][()] for file in files)])
+    order = np.argsort(rows, kind="stable")
+    if not np.array_equal(rows[order], np.arange(len(rows))):
+        raise AssertionError(f"the {len(rows)} rows were not each predicted once")
+    ends = np.cumsum([0, *counts])
+    for begin in range(0, len(rows), size):
+        places = np.sort(order[begin : begin + size])  # in the parts, one after the other
+        back = np.argsort(rows[places])
+        bounds = np.searchsorted(places, ends)
         block = {}
         for name, (_, kind) in spec.items():
-            pieces = [(file[name].asstr() if kind == "text" else file[name])[at : at + size] for file in files]
-            block[name] = np.concatenate(pieces)[order]
+            pieces = []
+            for k, file in enumerate(files):
+                at = places[bounds[k] : bounds[k + 1]] - ends[k]
+                stored = file[name].asstr() if kind == "text" else file[name]
+                whole = len(at) == 0 or at[-1] - at[0] + 1 == len(at)  # a slice is read faster than single rows
+                pieces.append(stored[slice(at[0], at[-1] + 1) if len(at) else slice(0)] if whole else stored[at])
+            block[name] = np.concatenate(pieces)[back]
         yield begin, block
-        begin += len(rows)
 
 
 def _write_h5(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:
