@@ -129,7 +129,7 @@ def test_lab_translates_the_errors_of_h5rows_where_it_uses_it() -> None:
     assert {name for name in using if "lab.h5_errors" not in imports()[name]} == {"lab.h5_errors"}
 
 
-MOST_LINES = 1480
+MOST_LINES = 1485
 
 
 def test_to_read_the_loop_is_to_read_few_files() -> None:
@@ -375,7 +375,7 @@ def test_a_page_holds_its_contract_and_names_that_exist() -> None:
                 assert defined.__module__ == module, f"{page}: {name} is defined in {defined.__module__}"
 
 
-@pytest.mark.parametrize(("page", "most"), [("h5rows", 7), ("h5rows.integration", 22)])
+@pytest.mark.parametrize(("page", "most"), [("h5rows", 7), ("h5rows.integration", 23)])
 def test_the_library_s_pages_name_what_there_is(page: str, most: int) -> None:
     """Few, each once, and dir() has them."""
     here = import_module(page)

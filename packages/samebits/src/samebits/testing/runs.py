@@ -8,7 +8,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,26 +105,12 @@ def import_once(*overrides: str) -> None:
         importlib.import_module(name)
 
 
-@cache
-def ask_git_once() -> None:
-    """Ask git about the tested project, which no test changes, once in this process."""
-    from samebits.code import environment
-
-    def once(function: Callable[..., Any]) -> Callable[..., Any]:
-        known = cache(function)
-        return lambda root, *rest: (known if root == program().root else function)(root, *rest)
-
-    for name in ("_status", "uncommitted"):
-        setattr(environment, name, once(getattr(environment, name)))
-
-
 def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path:
     """Train a run with these overrides in `run_dir` to its end, and return `run_dir`. A run of one rank is trained in
     this process, unless own_process."""
     from samebits.process import start
 
     import_once(*overrides)
-    ask_git_once()
     threads = torch.get_num_threads()
     try:
         start(program(), program().read(compose(*overrides)), run_dir, list(overrides), own_process)
