@@ -516,7 +516,8 @@ RUNS = [
     *(
         row(f"{CRITERION}.losses '+task.criterion.are={are}' trainer.eval_every=2", f"task.criterion: {line}")
         for are, line in {
-            "a list": f"{A_SAMPLE} a list: [...]", "a number": f"{A_SAMPLE} a float: [...]",
+            "a list": f"{A_SAMPLE} a value of type list: return a torch.Tensor",
+            "a number": f"{A_SAMPLE} a value of type float: return a torch.Tensor",
             "of tokens": f"{A_SAMPLE} shape (192,): [...]", "of scored tokens": f"{A_SAMPLE} shape (192,): [...]",
             "half": "the losses are torch.bfloat16, which has two or three digits, and so has their gradient: compute them from output.float()",
             "detached": "the losses have no gradient, so nothing can be trained: compute them from the model's output with differentiable operations (no argmax, no detach, no numpy)",

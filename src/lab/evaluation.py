@@ -153,14 +153,15 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
             metric.write(run.directory / f"{split}_{name}")
     compile_report(run.logger.say)
     scores = {f"{split}/{name}": value for name, value in scores.items()}
-    before = run.logger.latest(f"{split}/")  # so that a score that stays NaN has one line
-    if new := [key for key, value in scores.items() if _is_nan(value) and not _is_nan(before.get(key))]:
-        run.logger.warn(f"step {state.step}: these scores are NaN: {', '.join(new)}")
+    if nan := _nan_scores(scores):
+        before = _nan_scores(run.logger.latest(f"{split}/"))  # so that a score that stays NaN has one line
+        if new := [key for key in nan if key not in before]:
+            run.logger.warn(f"step {state.step}: these scores are NaN: {', '.join(new)}")
     return scores
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+def _nan_scores(scores: Mapping[str, Any]) -> list[str]:
+    return [key for key, value in scores.items() if isinstance(value, float) and math.isnan(value)]
 
 
 @torch.no_grad()

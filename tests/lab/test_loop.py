@@ -433,6 +433,7 @@ def score(state: TrainState, run: RunContext) -> None:
 def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any) -> tuple[Any, TrainState, list[Any]]:
     """Score these one after the other, every 3 steps -> (what was noted, the state, why it has ended, each time)."""
     around, state, told = Surroundings(), state_of(), []
+    around.latest = lambda prefix: {}  # type: ignore[attr-defined]
     given = iter(values)
     monkeypatch.setattr(evaluation, "evaluate", lambda *rest: {"loss": next(given), "other": 0.0})
     for _ in values:

@@ -164,7 +164,8 @@ def test_the_command_that_sends_the_rest_is_printed_once(
     late = "import sys, time; sys.stdin.read(); time.sleep(1); print('status 401')"
     monkeypatch.setattr(wandb_log, "upload_command", lambda *_: [sys.executable, "-c", late])
     monkeypatch.setattr(wandb_log, "END_S", 0.1)
-    monkeypatch.setattr(wandb_log.log, "propagate", True)  # a run in this process has ended that
+    monkeypatch.setattr(wandb_log.log, "propagate", True)  # runs in this process have ended that
+    monkeypatch.setattr(wandb_log.log, "handlers", [])
     caplog.set_level("INFO", "samebits")
     process = wandb_log.WandbProcess(PROGRAM, tmp_path, LoggerConfig(kind="wandb", mode="online"))
     process.finish("finished")

@@ -10,6 +10,7 @@ Errors: ConfigError with the file, the dataset and the remedy.
 
     opening, external      open files with checks; links and datasets that lead to other files
     finding                find a dataset by its path
+    stored                 files and datasets that read each of their properties once
     listed, folders        the index of a sharded set; the folder of remote files on this machine
     copies, remote         local copies of remote files; downloading them
     ranges, sources        remote files by blocks; the servers and buckets
