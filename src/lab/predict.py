@@ -107,7 +107,7 @@ def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
             stack.callback(loaders[-1].close)
         for k, batches in enumerate(zip(*loaders)):
             rows, real = loaders[0].plan(k)[1], loaders[0].size_and_real(k)[1]  # type: ignore[index]
-            for member, loader in zip(members, loaders):
+            for member, loader in zip(members[1:], loaders[1:]):
                 if not np.array_equal(loader.plan(k)[1], rows):  # type: ignore[index]
                     raise ConfigError(
                         f"{member.file}: reads the split {what.split} in another order or in other batches than "

@@ -46,9 +46,14 @@ class TableRows:
         return {field: values[0] for field, values in batch.items()}
 
     @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a row as tensors."""
+        return sum(int(np.prod(s, dtype=np.int64)) * d.itemsize for s, d in self.spec.values())
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of all rows of this split as tensors."""
-        return len(self) * sum(int(np.prod(s, dtype=np.int64)) * d.itemsize for s, d in self.spec.values())
+        return len(self) * self.row_bytes
 
     def shared_rows(self, other: TableRows) -> int:
         """Return how many rows are also rows of the other split."""

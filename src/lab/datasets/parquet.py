@@ -70,7 +70,6 @@ class Parquet(TableRows):
         self.spec, self.class_names = columns.spec, columns.class_names
         self._rows = self._rows_of(splits, split, (folds, fold, fold_repeat, stratify_by))
         self.cache_bytes = cache_mb << 20
-        self.row_bytes = sum(int(np.prod(s, dtype=np.int64)) * d.itemsize for s, d in self.spec.values())
         self._forget()
 
     def _rows_of(self, splits: Mapping[str, Mapping[str, Any] | None], split: str, folding: tuple[Any, ...]) -> Any:
