@@ -40,6 +40,21 @@ def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return request.param
 
 
+def test_the_lock_of_another_user_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their runs can be verified and reported."""
+
+    def read_only(path: Path, flags: int, *more: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, flags, *more)
+
+    opened, path = os.open, tmp_path / ".lock"
+    with locks.Lock(path):
+        monkeypatch.setattr(os, "open", read_only)
+        assert locks.is_locked(path)
+    assert not locks.is_locked(path)
+
+
 def in_a_process(work: Callable[..., None], *arguments: Any) -> int | None:
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
     process.start()

@@ -150,6 +150,11 @@ def one_line(error: BaseException) -> str:
     return line if isinstance(error, (ConfigError, RunFailed, DataFailed)) or line == name else f"{name}: {line}"
 
 
+def file_error(error: ConfigError | OSError) -> str:
+    """Return one line for an error of a file: "path: Permission denied" instead of Python's "[Errno 13] ..."."""
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # control characters, characters that change the text direction, surrogates; not newline or tab
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -173,10 +178,11 @@ def plain_output() -> None:
             start = text[:1] if text[:1] == "\r" else ""
             return write(text if _PROGRESS.fullmatch(text) else start + visible(text[len(start) :]))
 
+        plain.visible = True  # type: ignore[attr-defined]
         return plain
 
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None and "write" not in vars(stream):
+        if stream is not None and not hasattr(stream.write, "visible"):
             if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
                 stream.reconfigure(errors="backslashreplace")
             stream.write = cleaned(stream.write)  # type: ignore[method-assign]

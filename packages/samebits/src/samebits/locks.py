@@ -67,16 +67,16 @@ class Lock:
 
 
 def is_locked(path: Path) -> bool:
-    """Return True if a process holds the lock."""
+    """Return True if a process holds the lock. The file may be another user's, so it is only read."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
         if not _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) and (marker := marker_of(path)).exists():
             _mark(marker, wait_s=0.0).release()
         return False
-    except Busy:
+    except (Busy, PermissionError):  # the marker of a dead process cannot be removed from another user's folder
         return True
     finally:
         os.close(fd)

@@ -82,8 +82,8 @@ def check_target(path: Path, overwrite: bool) -> None:
     """Raise ConfigError if predictions cannot be written to `path`."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"--out {path}: the suffix must be one of {', '.join(FORMATS)}")
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"--out {path}: must be a file in an existing folder")
+    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ConfigError(f"--out {path}: must be a file in an existing folder that you can write to")
     if path.exists() and not overwrite:
         raise ConfigError(f"--out {path}: already exists - add --overwrite to replace it")
     if path.suffix == ".parquet":

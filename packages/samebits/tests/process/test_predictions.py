@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from samebits import predictions
+from samebits.checkpoints import trained
+from samebits.errors import ConfigError, file_error
 
 
 @pytest.mark.parametrize("lanes", [1, 5])
@@ -28,3 +30,15 @@ def test_rows_are_in_order_whatever_the_order_and_the_size_of_the_parts(
     assert found["row"].tolist() == list(range(50))
     np.testing.assert_array_equal(found["output"], values)
     assert found["text"].tolist() == texts
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its permissions are asked, because they do not hold for root, who may run this test."""
+    monkeypatch.setattr("os.access", lambda folder, _: folder != tmp_path)
+    with pytest.raises(ConfigError, match=r"--out .*/p.h5: must be a file in an existing folder that you can write to"):
+        predictions.check_target(tmp_path / "p.h5", overwrite=False)
+    with pytest.raises(ConfigError, match=r"/m.pt: must be a file in an existing folder that you can write to"):
+        trained.check_target(tmp_path, tmp_path / "m.pt", overwrite=False)
+    assert file_error(PermissionError(13, "Permission denied", "there")) == "there: Permission denied"

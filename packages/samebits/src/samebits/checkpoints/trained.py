@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def check_target(path: Path, target: Path, overwrite: bool) -> None:
     false."""
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or checkpoint")
-    if target.is_dir() or not target.parent.is_dir():
-        raise ConfigError(f"{target}: must be a file in a folder that exists")
+    if target.is_dir() or not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
+        raise ConfigError(f"{target}: must be a file in an existing folder that you can write to")
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} exists; add --overwrite to replace it")

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from samebits.errors import INTERRUPTED, ConfigError, plain_output, translate_arguments
+from samebits.errors import INTERRUPTED, ConfigError, file_error, plain_output, translate_arguments
 from samebits.project import Project
 from samebits.sweeps.report import review
 from samebits.sweeps.report.analyse import best_group, check_choice, groups
@@ -42,7 +42,7 @@ def report(project: Project) -> int:
         else:
             write_report(project, args)
     except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {file_error(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

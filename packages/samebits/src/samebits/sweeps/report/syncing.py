@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from samebits.errors import INTERRUPTED, ConfigError, plain_output
+from samebits.errors import INTERRUPTED, ConfigError, file_error, plain_output
 from samebits.files import amount
 from samebits.loggers import check_online, logs_to_wandb, sync_mlflow, upload_run, write_offline
 from samebits.programs import NoAnswer, slurm
@@ -72,7 +72,7 @@ def sync(project: Project) -> int:
         sweeps = dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP))
         failed += summaries(project, list(sweeps), mode, args.offline)
     except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {file_error(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if args.watch:

@@ -1,0 +1,54 @@
+"""Commands whose standard output cannot be written: no process reads the pipe, the disk is full, it is closed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from common import ROOT
+
+# what a run prints is less than the work that it does: 20,000 characters are more than a buffer
+COMMAND = """
+import sys
+sys.path.insert(0, {src!r})
+import _python
+for _ in range(3):
+    print({text!r})
+open({done!r}, "w").close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "says"),
+    [
+        ("| true", 0, ""),
+        (">/dev/full", 1, "error: cannot write to the standard output: No space left on device\n"),
+        (">&-", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 20_000])
+def test_a_command_ends_its_work_if_its_output_is_lost(
+    target: str, code: int, says: str, length: int, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    script = tmp_path / "command.py"
+    script.write_text(COMMAND.format(src=str(ROOT / "src"), text="x" * length, done=str(done)))
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} {script} {target}"], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (code, says)
+    assert done.exists()
+
+
+def test_a_deleted_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    ended = subprocess.run(
+        ["bash", "-c", f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {sys.executable} {ROOT}/src/env.py"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "error: the current folder has been deleted; change to another one\n",
+    )
