@@ -116,7 +116,7 @@ def begin(case: dict[str, Any]) -> None:
     if case.get("kind"):
         make, more = KINDS[case["kind"]]
 
-        def make_datasets(config: Any) -> dict[str, Any]:
+        def make_datasets(config: Any, shared: Any) -> dict[str, Any]:
             sets = {"train": make(case["end"] == "data"), "val": make(False)}
             if case["kind"] == "stream":
                 return {split: Stream(source, None if split == "train" else 8) for split, source in sets.items()}

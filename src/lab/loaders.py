@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -172,11 +172,13 @@ def check_stream(config: Config) -> None:
         raise ConfigError(f"{', '.join(wrong)}: a stream has no length, so no epochs - give steps")
 
 
-def make_datasets(config: Config) -> dict[str, Any]:
-    """Return {split: data set} for all splits that are not null. Raise ConfigError if there is no split train."""
+def make_datasets(config: Config, shared: BinaryIO | None = None) -> dict[str, Any]:
+    """Return {split: data set} for all splits that are not null. Raise ConfigError if there is no split train.
+
+    shared: a file with which ranks of one machine share the columns that splits need; see World.file_of_host."""
     named = config.dataset.get("splits")  # otherwise the data set has another argument of this name
     splits = [*dict.fromkeys(["train", "val", "test", *(named if isinstance(named, Mapping) else ())])]
-    with reading_once():
+    with reading_once(shared):
         sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
     if "train" not in sets:
         raise ConfigError("data.splits.train=null: there is no training data - name the group that contains it")

@@ -94,7 +94,9 @@ def make_experiment(process: RankProcess) -> Experiment:
     """Build the data sets. A stream begins at the read position in the checkpoint. Raise ConfigError without a
     validation split if early stopping or the schedule needs one."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
-    trainer, sets = config.trainer, make_datasets(config)
+    trainer = config.trainer
+    with world.file_of_host() as shared:
+        sets = make_datasets(config, shared)
     if payload is not None:
         check_classes_of_run(sets["train"], process.directory)
     for line in shared_rows(sets) if world.is_main else ():  # other ranks print no warnings

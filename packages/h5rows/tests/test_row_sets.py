@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import pickle
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -16,6 +20,7 @@ import h5rows
 from h5rows import dataset
 from h5rows.conventions.opening import Opened
 from h5rows.integration import reading_once, rows_in_share, shares_of, split_version
+from h5rows.reading.shared import once
 from h5rows.row_sets import BLOCK, TABLES, RandomShare, rows_of_shards, rows_within
 from h5rows.selection import share_of_rows
 
@@ -226,3 +231,35 @@ def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytes
         assert len(reads) == 3
     rows()
     assert len(reads) == 9
+
+
+def test_a_column_is_read_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that share a file, also after one was killed while it added what it had read. Types and texts are kept."""
+    path, column = str(tmp_path / "a.h5"), [np.array(["a", "bb"]), np.array([0, 1, 1], np.uint8), np.zeros(0, bool)]
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(3)
+    made: list[str] = []
+
+    def read(key: str) -> list[np.ndarray]:
+        made.append(key)
+        return column
+
+    def found(shared: Any, *keys: str) -> None:
+        with reading_once(shared):
+            for key in keys:
+                for own, other in zip(column, once([path], key, partial(read, key), False, "refuse"), strict=True):
+                    assert own.dtype == other.dtype
+                    assert np.array_equal(own, other)
+
+    (tmp_path / "shared").touch()
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(open(tmp_path / "shared", "r+b", buffering=0)) for _ in range(4)]
+        found(files[0], "one")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                found(files[1], "two")
+        assert made == ["one", "two"]
+        found(files[2], "two", "one")
+        found(files[3], "one", "two")
+        assert made == ["one", "two", "two"]

@@ -238,7 +238,7 @@ class Dataset:
         """
         group, external, cache_gb, encoding, swmr = how
 
-        def read() -> tuple[np.ndarray, np.ndarray]:
+        def read() -> Sequence[np.ndarray]:
             parts, sizes = [], np.diff(self._starts)
             for file, rows in zip(self._files, sizes):
                 values = column_of(file, group, name, key, external, cache_gb, encoding, swmr)

@@ -81,3 +81,29 @@ def in_two_orders(world: World, folder: Path) -> None:
 
 def test_a_thread_has_a_group_of_its_own(tmp_path: Path) -> None:
     on_ranks(in_two_orders, tmp_path / "run")
+
+
+def told_through_a_file(world: World, folder: Path) -> None:
+    """Rank 2 takes its machine for another one of the same name, whose processes it cannot reach."""
+    import os
+
+    if world.rank == 2:
+        os.readlink = lambda path: "/tmp/another"  # type: ignore[assignment]
+    with world.file_of_host() as file:
+        if file is None:
+            assert world.rank == 2
+            world.barrier()
+            return
+        assert world.rank < 2
+        position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+        if world.rank == 1:
+            file.write(b"told")
+        world.barrier()
+        assert (position, os.pread(file.fileno(), 9, 0)) == (0, b"told")
+        assert file.tell() == 4 * world.rank, "a position of its own"
+
+
+def test_ranks_of_a_machine_share_a_file(tmp_path: Path) -> None:
+    on_ranks(told_through_a_file, tmp_path / "run", 3)
+    with ONE.file_of_host() as file:
+        assert file is None

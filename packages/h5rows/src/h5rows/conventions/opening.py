@@ -144,52 +144,50 @@ class Opened:
         if not self._lacking:
             return None
         key = ("missing", self.group, sorted(self.names.items()), self.fills, self.encoding)
-        mask: np.ndarray = once([self.file.filename], key, self._missing, self.swmr, self.external)
-        return mask
+        return once([self.file.filename], key, self._missing, self.swmr, self.external)[0]
 
-    def _missing(self) -> np.ndarray | None:
-        mask = None
+    def _missing(self) -> list[np.ndarray]:
+        """Return the mask (N,) of `rows_without_value`, in a list."""
+        mask: Any = False
         check_memory(sum(map(len, self._lacking)), "the mask of rows without a value")
         for field in self._lacking:
             step = max(1, _AT_ONCE // max(1, field.inner.row_bytes))
             blocks = (np.arange(k, min(k + step, len(field))) for k in range(0, len(field), step))
             lacks = [field.packing.masked(field.inner.read(rows)).reshape(len(rows), -1).any(axis=1) for rows in blocks]
             lost = np.concatenate([np.zeros(0, bool), *lacks])  # also for a group without rows
-            mask = lost if mask is None else mask | lost
-        return mask
+            mask = lost | mask
+        return [mask]
 
     def _classes(self, field: str, plain: str, where: str) -> tuple[Any, Names]:
         """Return the distinct values of a field (N,) over all splits, in ascending order, as classes 0, 1, ..."""
-        key = ("classes", plain, sorted({self.group, *self.groups}), sorted(self.names.items()), self.encoding)
-        read = partial(self._class_codes, field, plain, where)
-        distinct, all_codes = once([self.file.filename], key, read, self.swmr, self.external)
-        codes = all_codes[self.group]
+        groups = sorted({self.group, *self.groups})
+        key = ("classes", plain, groups, sorted(self.names.items()), self.encoding)
+        read = partial(self._class_codes, field, plain, where, groups)
+        distinct, *all_codes = once([self.file.filename], key, read, self.swmr, self.external)
+        codes = all_codes[groups.index(self.group)]
         names = [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct.tolist()]
         found = unpacked(Numbers(codes), Packing(codes.dtype, missing=(-1,)), self.fills.get(field, math.nan), where)
         if self.fills.get(field) == DROP:
             self._lacking.append(found)
         return found, names
 
-    def _class_codes(self, field: str, plain: str, where: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return (the distinct values over all splits, {group: the class of each row, -1 for NaN})."""
-        columns = {}
-        for group in dict.fromkeys((self.group, *self.groups)):
+    def _class_codes(self, field: str, plain: str, where: str, groups: Sequence[str]) -> list[np.ndarray]:
+        """Return [the distinct values over all groups, the class of each row of the first group, -1 for NaN, ...]."""
+        columns = []
+        for group in groups:
             alone = {**self.names, field: plain}  # with the others, because they determine MATLAB's axis
             opened = Opened(self.file, group, alone, self.cache, self.swmr, self.external, encoding=self.encoding)
             found, _ = opened.field(field)
             if not found.text and len(found.shape) != 1:
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}; classes require one value per row")
             check_memory(3 * found.nbytes(None), f"{where}: all its values for @classes")
-            columns[group] = np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None)
-        distinct = np.unique(np.concatenate(list(columns.values())))
+            columns.append(np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None))
+        distinct = np.unique(np.concatenate(columns))
         distinct = distinct[distinct == distinct]
         if len(distinct) > MOST_CLASSES:
             raise ConfigError(f"{where} has {len(distinct):,} distinct values, too many for classes")
-        codes = {
-            group: np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64)
-            for group, own in columns.items()
-        }
-        return distinct, codes
+        codes = [np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64) for own in columns]
+        return [distinct, *codes]
 
     def _raw(self, name: str, key: str, place: tuple[Any, str | None] | None = None) -> Any:
         how = (self.cache, self.swmr, self.external, self.encoding, place)

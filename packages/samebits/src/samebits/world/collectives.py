@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from samebits.children import process_state
 from samebits.errors import RunFailed
@@ -153,6 +155,31 @@ class World:
         pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
         # "": no such process; Z, X: a zombie or a dead process; without /proc the process counts as alive
         return lambda: [rank for rank, pid in pids.items() if process_state(pid) in ("", "Z", "X")]
+
+    @contextmanager
+    def file_of_host(self) -> Iterator[BinaryIO | None]:
+        """Yield an empty file that all ranks of this machine have opened, each by itself. It is in memory, so nothing
+        is left of it when they end.
+
+        None with one rank, on macOS, and where a rank cannot open the file, such as in a container of its own: the
+        rank then has to do without the others."""
+        if self.size == 1 or not hasattr(os, "memfd_create"):
+            yield None
+            return
+        import socket
+
+        host, name = socket.gethostname(), f"samebits-{secrets.token_hex(8)}"
+        with ExitStack() as opened:
+            own = opened.enter_context(open(os.memfd_create(name), "r+b", buffering=0))
+            places = self.broadcast_object(self.gather_object([host, f"/proc/{os.getpid()}/fd/{own.fileno()}", name]))
+            path, name = next((path, name) for other, path, name in places if other == host)
+            file = None
+            with suppress(OSError):
+                # in another container with the same name, this is a file of another process
+                if os.readlink(path) == f"/memfd:{name} (deleted)":
+                    file = opened.enter_context(open(path, "r+b", buffering=0))
+            self.barrier()  # all have opened it, so the first rank may close its own
+            yield file
 
     def thread_group(self) -> Any:
         """Return a gloo group of all ranks for collectives in a background thread; None with one rank. It is created
