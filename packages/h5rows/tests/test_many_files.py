@@ -318,6 +318,12 @@ def packed(path: Path) -> None:
         file["train/x"].attrs["scale_factor"] = 0.5
 
 
+def of_netcdf(path: Path) -> None:
+    """Its default fill value means that an integer is missing."""
+    with h5py.File(path, "r+") as file:
+        file.attrs["_NCProperties"] = "version=2"
+
+
 def wider(path: Path) -> None:
     write(path, 2, 5, width=6)
 
@@ -331,6 +337,7 @@ def cut(path: Path) -> None:
     [
         (outside, "link to train/x of another file"),
         (packed, "differs between"),
+        (of_netcdf, "differs between"),
         (wider, "differs between"),
         (cut, "cut|trunc"),
     ],

@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.cf import packing_of
-from h5rows.conventions.detect import kind_of
+from h5rows.conventions.detect import is_plain_like, kind_of
 from h5rows.conventions.opening import Names, Opened
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.copies import open_file
@@ -231,6 +231,7 @@ class _SimilarFiles:
         names = {(of, field): name for of in (group, *how.groups) for field, name in how.fields}
         self._how, self._fields = how, Similar(names, how.decode)
         self._fills: dict[str, float | str] = {}
+        self._names: list[str] = []  # in the root of a plain file
 
     def add(self, file: File, groups: dict[str, Group]) -> None:
         """Add a file. groups: its groups, without open files."""
@@ -239,12 +240,15 @@ class _SimilarFiles:
             for field, (closed, names) in group.fields.items():
                 plain = group.lacks is None and names is None and group.num_classes.get(field, UNREADABLE) is None
                 if plain and closed.fixed is not None:
+                    self._names = self._names or list(file)
                     self._fields.add(file, (name, field), closed.fixed)
 
     def groups(self, file: File, path: str, identity: Identity) -> dict[str, Group] | None:
         """Return all groups of a file, without open files; None if it must be described in full."""
         found = self._fields.fields(file, path, identity)
-        if found is None or (self._how.decode and kind_of(file) != "plain"):
+        if found is None:
+            return None
+        if self._how.decode and not is_plain_like(file, self._names) and kind_of(file) != "plain":
             return None
         fields: dict[str, dict[str, tuple[Any, Names]]] = defaultdict(dict)
         for (group, name), field in found.items():
