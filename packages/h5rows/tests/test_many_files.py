@@ -23,7 +23,8 @@ import torch
 from h5rows import ConfigError, Dataset
 from h5rows.conventions import described
 from h5rows.integration import num_outputs, reading_once, sample_shape
-from h5rows.reading import opening
+from h5rows.reading import layout, opening
+from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import Chunks
 
 SPLITS = ("train", "val", "test")
@@ -128,14 +129,21 @@ def test_few_objects_of_hdf5_are_made_for_a_file_that_differs(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most of the time of describing a file was spent on handles of HDF5, each of which h5py enters in a table, and on
-    asking h5py again for what it had answered."""
-    path, made = folder_of(tmp_path / "all", 5, 5, splits=SPLITS[:1], kind=kind), Counter[str]()
-    for of, name in ((h5py.Group, "_get"), (weakref.WeakValueDictionary, "__setitem__")):
+    h5py's Python. A field needs four: itself, its type, its creation properties and its shape."""
+    made = Counter[str]()
+    for of, name in ((h5py.Group, "_get"), (weakref.WeakValueDictionary, "__setitem__"), (h5py.Dataset, "__init__")):
         monkeypatch.setattr(of, name, counting(getattr(of, name), made, name))
-    Dataset(**data_of(path, SPLITS[:1]), split="train")
-    fields = 5 * len(FIELDS)
-    assert made["_get"] <= 1.5 * fields  # the group of the split; a file that others may equal is looked through
-    assert 10 * fields < made["__setitem__"] <= 17 * fields
+    counts = []
+    for files in (5, 15):
+        path = folder_of(tmp_path / str(files), files, files, splits=SPLITS[:2], kind=kind, width=600)
+        made.clear()
+        for split in SPLITS[:2]:
+            Dataset(**data_of(path, SPLITS[:2]), split=split)
+        counts.append(made.copy())
+    few, many = counts
+    assert few["_get"] == many["_get"] > 0  # of the first file only
+    assert few["__init__"] == many["__init__"] > 0
+    assert many["__setitem__"] - few["__setitem__"] <= 10 * (4 * 2 * len(FIELDS) + 8)
 
 
 def counting(real: Callable[..., Any], made: Counter[str], name: str) -> Callable[..., Any]:
@@ -235,6 +243,129 @@ def test_a_file_with_another_structure_is_not_taken_for_an_equal_one(
         assert_as_h5py(path, split)
     assert len(sizes) == 1
     assert sorted(set(opens)) == (["0000.h5", "0003.h5"] if change is swapped else ["0000.h5"])
+
+
+def with_x(file: h5py.File, dtype: str = "<i4", **how: Any) -> None:
+    values = file["train/x"][:].astype(dtype)
+    del file["train/x"]
+    file.create_dataset("train/x", data=values, **how)
+
+
+def partly_written(file: h5py.File) -> None:
+    values, how = file["train/x"][:], {"chunks": (2, 5), "compression": "gzip", "fillvalue": 9}
+    del file["train/x"]
+    file.create_dataset("train/x", values.shape, "<i4", **how)[:2] = values[:2]
+
+
+def through_a_link(file: h5py.File) -> None:
+    file.move("train/x", "elsewhere")
+    file["train/x"] = h5py.SoftLink("/elsewhere")
+
+
+def classes_of_the(owner: str) -> Callable[[h5py.File], None]:
+    return lambda file: file[owner].attrs.create("classes", list("abcd"))
+
+
+ODD: dict[str, Callable[[h5py.File], None]] = {
+    "byte order": lambda file: with_x(file, ">i4"),
+    "other chunks": lambda file: with_x(file, chunks=(3, 5), compression="gzip"),
+    "shuffle": lambda file: with_x(file, chunks=(2, 5), compression="gzip", shuffle=True, fletcher32=True),
+    "tiles": lambda file: with_x(file, chunks=(2, 3), compression="gzip"),
+    "raw chunks": lambda file: with_x(file, chunks=(2, 5)),
+    "growing along the samples": lambda file: with_x(file, chunks=(2, 5), compression="gzip", maxshape=(7, None)),
+    "partly written": partly_written,
+    "a link": through_a_link,
+    "an attribute": lambda file: file["train/x"].attrs.create("units", "m"),
+    "classes": classes_of_the("train/y"),
+    "classes of the group": classes_of_the("train"),
+    "classes of the file": classes_of_the("/"),
+}
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("kind", ["mapped", "chunks"])
+@pytest.mark.parametrize("odd", ODD)
+def test_a_file_of_a_set_is_read_as_it_is_alone(odd: str, kind: str, decode: bool, tmp_path: Path) -> None:
+    """Also if it is like the others in everything but one. All have different numbers of rows."""
+    path, third = folder_of(tmp_path / "set", 5, 5, kind=kind), str(tmp_path / "set" / "0002.h5")
+    with h5py.File(third, "r+") as file:
+        ODD[odd](file)
+    os.utime(third, ns=(OLD, OLD))
+    assert_as_h5py(path)
+    together = Dataset(**data_of(path, decode=decode), split="train")
+    files = described.groups_of_files(opening.names_of(path), "train", together_as(decode), ChunkCache(0))
+    ways = [{name: (one.way, one.reason) for name, (one, _) in group.fields.items()} for group in files]
+    for name, way in zip(opening.names_of(path), ways, strict=True):
+        forget()
+        (alone,) = described.groups_of_files([name], "train", together_as(decode), ChunkCache(0))
+        assert way == {name: (one.way, one.reason) for name, (one, _) in alone.fields.items()}
+    classes = Dataset(**data_of(third, decode=decode), split="train").class_names
+    assert together.class_names == classes == ({"y": [*"abcd"]} if odd == "classes" else classes)
+
+
+def together_as(decode: bool) -> described.How:
+    return described.how(FIELDS, SPLITS, decode=decode)
+
+
+def outside(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["train/x"]
+        file["train/x"] = h5py.ExternalLink("0001.h5", "train/x")
+
+
+def packed(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["train/x"].attrs["scale_factor"] = 0.5
+
+
+def of_netcdf(path: Path) -> None:
+    """Its default fill value means that an integer is missing."""
+    with h5py.File(path, "r+") as file:
+        file.attrs["_NCProperties"] = "version=2"
+
+
+def wider(path: Path) -> None:
+    write(path, 2, 5, width=6)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (outside, "link to train/x of another file"),
+        (packed, "differs between"),
+        (of_netcdf, "differs between"),
+        (wider, "differs between"),
+        (cut, "cut|trunc"),
+    ],
+)
+def test_a_later_file_that_must_be_refused_is_refused(
+    change: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    path = folder_of(tmp_path / "set", 5, 5)
+    change(tmp_path / "set" / "0003.h5")
+    with pytest.raises(ConfigError, match=message):
+        Dataset(**data_of(path, decode=True), split="train")
+
+
+def test_a_list_of_chunks_of_a_later_file_is_compared_with_hdf5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that is wrong, with plausible positions, as HDF5 2.0 returned."""
+    path, real = folder_of(tmp_path / "set", 3, 3, kind="chunks"), layout._chunk_table
+
+    def swapped_chunks(dset: Any, space: Any, of: Any) -> Any:
+        found = real(dset, space, of)
+        if of.path.endswith("0002.h5") and not isinstance(found, str):
+            found.offset[[0, -1]], found.size[[0, -1]] = found.offset[[-1, 0]], found.size[[-1, 0]]
+        return found
+
+    monkeypatch.setattr(layout, "_chunk_table", swapped_chunks)
+    with pytest.raises(ConfigError, match=r"0002\.h5: /train/x: chunks reads other values than h5py"):
+        Dataset(**data_of(path), split="train")
 
 
 def test_a_type_that_differs_is_still_refused(tmp_path: Path) -> None:

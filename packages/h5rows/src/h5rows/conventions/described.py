@@ -15,7 +15,7 @@ import os
 import pickle
 import stat
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,17 +25,19 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.cf import packing_of
+from h5rows.conventions.detect import is_plain_like, kind_of
 from h5rows.conventions.opening import Names, Opened
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.copies import open_file
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
 from h5rows.reading.fields import Field, Fixed
-from h5rows.reading.finding import find
+from h5rows.reading.finding import UNREADABLE, find
 from h5rows.reading.layout import extents
 from h5rows.reading.opening import is_remote
 from h5rows.reading.raw import ChunkCache, RawFile, raw_file
 from h5rows.reading.shared import kept
-from h5rows.reading.stored import Identity, identity
+from h5rows.reading.similar import Similar
+from h5rows.reading.stored import File, Identity, identity
 
 _RECENT_NS = 2 * 10**9  # the coarsest times of a file system
 _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
@@ -163,13 +165,14 @@ def groups_of_files(files: Sequence[str], group: str, how: How, cache: ChunkCach
     """Yield the group of each file, opened. Raise ConfigError if it cannot be opened. cache: of decoded chunks."""
     keeps = not how.swmr and how.external == REFUSE_EXTERNAL and _is_hashable(how)
     sizes = Counter(map(_size, files)) if keeps and len(files) > 1 else Counter()
+    similar = _SimilarFiles(group, how) if keeps else None
     for name in files:
-        if not keeps or is_remote(name):
+        if similar is None or is_remote(name):
             with open_file(name, how.swmr, how.cache_gb) as file:
                 yield _group(how.open(file, group, cache), how)
             continue
         found = _remembered(name, group, how, cache)
-        yield _described(name, group, how, cache, sizes) if found is None else found
+        yield _described(name, group, how, cache, sizes, similar) if found is None else found
 
 
 def _is_hashable(how: How) -> bool:
@@ -221,27 +224,65 @@ def _is_alike(path: str, identity: Identity, alike: _Alike) -> bool:
     return True
 
 
-def _described(path: str, group: str, how: How, cache: ChunkCache, sizes: Mapping[int, int]) -> Group:
+class _SimilarFiles:
+    """The files of a set that were described in full, to describe others from them."""
+
+    def __init__(self, group: str, how: How) -> None:
+        names = {(of, field): name for of in (group, *how.groups) for field, name in how.fields}
+        self._how, self._fields = how, Similar(names, how.decode)
+        self._fills: dict[str, float | str] = {}
+        self._names: list[str] = []  # in the root of a plain file
+
+    def add(self, file: File, groups: dict[str, Group]) -> None:
+        """Add a file. groups: its groups, without open files."""
+        for name, group in groups.items():
+            self._fills = group.fills
+            for field, (closed, names) in group.fields.items():
+                plain = group.lacks is None and names is None and group.num_classes.get(field, UNREADABLE) is None
+                if plain and closed.fixed is not None:
+                    self._names = self._names or list(file)
+                    self._fields.add(file, (name, field), closed.fixed)
+
+    def groups(self, file: File, path: str, identity: Identity) -> dict[str, Group] | None:
+        """Return all groups of a file, without open files; None if it must be described in full."""
+        found = self._fields.fields(file, path, identity)
+        if found is None:
+            return None
+        if self._how.decode and not is_plain_like(file, self._names) and kind_of(file) != "plain":
+            return None
+        fields: dict[str, dict[str, tuple[Any, Names]]] = defaultdict(dict)
+        for (group, name), field in found.items():
+            fields[group][name] = _Closed(field), None
+        return {name: Group(held, None, self._fills, dict.fromkeys(held)) for name, held in fields.items()}
+
+
+def _described(
+    path: str, group: str, how: How, cache: ChunkCache, sizes: Mapping[int, int], similar: _SimilarFiles
+) -> Group:
     """Open a file; return its group, and add it to the remembered groups of this file."""
+    made = None
     with open_file(path) as file:
         state = _state(os.stat(file.id.get_vfd_handle()))
-        opened = how.open(file, group, cache)
-        made = _group(opened, how)
-        before = _files.find(path, how)
-        groups = dict(before.groups) if before is not None and before.state == state else {}
-        with suppress(*_DAMAGED):
-            groups[group] = _closed(made)
-        for other in how.groups:
-            with suppress(*_DAMAGED):  # the error is raised when that split is opened
-                if other not in groups and (plain := _plain_group(file, other, how, opened.kind)) is not None:
-                    groups[other] = _closed(plain)
+        groups = similar.groups(file, path, state[:4])
+        if groups is None:
+            opened = how.open(file, group, cache)
+            made = _group(opened, how)
+            before = _files.find(path, how)
+            groups = dict(before.groups) if before is not None and before.state == state else {}
+            with suppress(*_DAMAGED):
+                groups[group] = _closed(made)
+            for other in how.groups:
+                with suppress(*_DAMAGED):  # the error is raised when that split is opened
+                    if other not in groups and (plain := _plain_group(file, other, how, opened.kind)) is not None:
+                        groups[other] = _closed(plain)
+            similar.add(file, groups)
         if groups:
             _files.put(path, how, _File(state, groups), sum(map(_nbytes, groups.values())))
         if sizes.get(state[2], 0) > 1 and (state[2], how) not in _alike and set(how.groups) <= set(groups):
             with suppress(*_DAMAGED):
                 if (alike := _alike_to(file, groups)) is not None:
                     _alike.put(state[2], how, alike)
-        return made
+    return _opened(groups[group], path, state[:4], cache) if made is None else made
 
 
 def _group(opened: Opened, how: How) -> Group:

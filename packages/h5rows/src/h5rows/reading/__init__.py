@@ -16,6 +16,7 @@ Errors: ConfigError with the file, the dataset and the remedy.
     ranges, sources        remote files by blocks; the servers and buckets
     layout                 choose how to read a dataset, from its storage layout
     fields                 a field: which reader it needs, and its samples as arrays
+    similar                the fields of a file that is like an earlier one of its set
     readers, raw           read rows by mapping, by chunk, by h5py; files by offset, cache of chunks
     filters, texts         decode chunks; decode strings
     shared                 read a column once for all splits

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from h5rows.reading.opening import is_remote
 from h5rows.reading.stored import Identity, Stored, stored
 
 _TABLE = 1 << 20  # chunks that are listed even if few of them are written
+_MISPLACED = "chunks that HDF5 lists in wrong places"
 
 
 @dataclass(eq=False)
@@ -73,14 +74,15 @@ def _plan(dset: Stored) -> tuple[str, str, Layout | None]:
             return "h5py", "stored inside the file's metadata (compact), or never written", None
         if not dset.file.userblock_size <= offset <= dset.file.identity[2] - size:
             return "h5py", "an address outside the file", None
-        return "mapped", "contiguous", _layout(dset, dset.shape, [[offset]], [[size]], [[0]], ())
-    layout = _chunk_table(dset)
+        return "mapped", "contiguous", _layout(dset, dset.shape, (), offset, size)
+    layout = _chunk_table(dset.id, dset.id.get_space(), _layout(dset, dset.chunks, dset.pipeline))
     if isinstance(layout, str):
         return "h5py", layout, None
     rows = f"chunks of {layout.chunk[0]} row{'s' * (layout.chunk[0] > 1)}"
     if layout.offset.shape[1] > 1:
         rows += f", {layout.offset.shape[1]} tiles to a row"
     unwritten = int((layout.size == 0).sum())
+    layout.fill = _fill(dset) if unwritten else None
     if unwritten and not _fills(dset):
         return "h5py", f"{rows}, {unwritten} of them never written and without a fill value", None
     if not layout.pipeline and not unwritten and layout.offset.shape[1] == 1 and layout.chunk[1:] == layout.shape[1:]:
@@ -123,7 +125,7 @@ def _obstacle(dset: Stored) -> str | None:
             return "chunks, which this version of HDF5 cannot list"
         if file.userblock_size and h5py.h5.get_libversion() < (1, 14, 4):
             return "chunks after a user block: this version of HDF5 returns wrong addresses"
-        return filters.obstacle(dset.pipeline, _full_size(dset))
+        return filters.obstacle(dset.pipeline, math.prod(dset.chunks) * dset.dtype.itemsize)
     return None
 
 
@@ -133,11 +135,11 @@ def _fills(dset: Stored) -> bool:
     return bool(defined and create.get_fill_time() != h5d.FILL_TIME_NEVER)
 
 
-def _chunk_table(dset: Stored) -> Layout | str:
-    """Return the layout of all chunks; or the reason if HDF5's list of chunks is unreliable or too long."""
-    chunks, pipeline = dset.chunks, dset.pipeline
-    grid = [-(-n // c) for n, c in zip(dset.shape, chunks, strict=True)]
-    count = dset.id.get_num_chunks()
+def _chunk_table(dset: h5py.h5d.DatasetID, space: h5py.h5s.SpaceID, of: Layout) -> Layout | str:
+    """Return a layout with the positions of all chunks; or the reason if HDF5's list of chunks is unreliable or too
+    long. space: of the dataset. of: its layout without positions."""
+    grid = [-(-n // c) for n, c in zip(of.shape, of.chunk, strict=True)]
+    count = dset.get_num_chunks()
     if math.prod(grid) > max(_TABLE, 4 * count):
         return f"{math.prod(grid)} chunks, of which {count} are written"
     where, stored = [], []
@@ -146,76 +148,68 @@ def _chunk_table(dset: Stored) -> Layout | str:
         where.append(info.chunk_offset)
         stored.append((info.byte_offset, info.size, info.filter_mask))
 
-    dset.id.chunk_iter(visit)
+    dset.chunk_iter(visit)
     table = np.zeros((3, math.prod(grid)), dtype=np.int64)
     if where:
         corner, extent = np.asarray(where, dtype=np.uint64), np.asarray(stored, dtype=np.uint64)
-        reason = _doubt(dset, corner, extent, pipeline)
-        if reason is not None:
+        index, rest = np.divmod(corner, np.asarray(of.chunk, np.uint64))
+        if rest.any() or (index >= np.asarray(grid, np.uint64)).any() or len(where) != count:
+            return _MISPLACED
+        table[:, np.ravel_multi_index(tuple(index.astype(np.int64).T), grid)] = extent.astype(np.int64).T
+        if (reason := _doubt(space, of, corner, extent)) is not None:
             return reason
-        index = corner.astype(np.int64) // chunks
-        table[:, np.ravel_multi_index(tuple(index.T), grid)] = extent.astype(np.int64).T
+        if np.count_nonzero(table[1]) != count:  # two chunks are in one place
+            return _MISPLACED
     offset, size, mask = table.reshape(3, grid[0], -1)
-    return _layout(dset, chunks, offset, size, mask.astype(np.uint32), pipeline)
+    return replace(of, offset=offset, size=size, mask=mask.astype(np.uint32))
 
 
-def _doubt(dset: Stored, corner: np.ndarray, extent: np.ndarray, pipeline: filters.Pipeline) -> str | None:
+def _doubt(space: h5py.h5s.SpaceID, of: Layout, corner: np.ndarray, extent: np.ndarray) -> str | None:
     """Return the reason why a list of chunks may be wrong; None if it is right.
 
     corner: (n, axes) uint64; extent: (n, 3) uint64 address, size, filter mask.
     """
-    wrong = _damaged_index(dset, corner) or _axes_of_hdf5_2_0(dset) or _outside_of_the_file(dset, extent)
-    if wrong is None and not pipeline:
-        return "chunks of an unexpected size" if (extent[:, 1] != _full_size(dset)).any() else None
-    return wrong or _unfiltered_edge(dset, corner, extent)
-
-
-def _full_size(dset: Stored) -> int:
-    return math.prod(dset.chunks) * dset.dtype.itemsize
-
-
-def _damaged_index(dset: Stored, corner: np.ndarray) -> str | None:
-    shape, chunks = np.asarray(dset.shape, np.uint64), np.asarray(dset.chunks, np.uint64)
-    unplaced = (corner >= shape).any() or (corner % chunks).any()
-    grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
-    number = [] if unplaced else np.ravel_multi_index(tuple((corner // chunks).astype(np.int64).T), grid)
-    if unplaced or len(np.unique(number)) != len(corner) or len(corner) != dset.id.get_num_chunks():
-        return "chunks that HDF5 lists in wrong places"
-    return None
-
-
-def _axes_of_hdf5_2_0(dset: Stored) -> str | None:
-    """Detect a bug: HDF5 2.0 lists the chunks of newer files by the wrong axes if exactly one axis, not the first, may
-    grow."""
-    axes = [axis for axis, most in enumerate(dset.maxshape) if most is None]
-    return "chunks that HDF5 lists in wrong places" if len(axes) == 1 and axes != [0] else None
-
-
-def _outside_of_the_file(dset: Stored, extent: np.ndarray) -> str | None:
-    address, size, _ = extent.T
-    end = dset.file.identity[2]
-    if (size == 0).any() or (address > end).any() or (size > end - np.minimum(address, end)).any():
+    growing = [axis for axis, most in enumerate(space.get_simple_extent_dims(True)) if most == h5py.h5s.UNLIMITED]
+    if len(growing) == 1 and growing != [0]:  # HDF5 2.0 lists the chunks of such newer files by the wrong axes
+        return _MISPLACED
+    (address, size, mask), end = extent.T, of.identity[2]
+    if (size == 0).any() or (address > end).any() or (size > end - address).any():
         return "chunks without bytes, or with an address outside the file"
-    return None
-
-
-def _unfiltered_edge(dset: Stored, corner: np.ndarray, extent: np.ndarray) -> str | None:
-    """Detect H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot query: chunks at the edge may be stored raw."""
-    _, size, mask = extent.T
-    over = (corner + np.asarray(dset.chunks, np.uint64) > np.asarray(dset.shape, np.uint64)).any(axis=1)
-    if (over & (size == _full_size(dset)) & (mask == 0)).any():
+    whole = size == of.chunk_bytes
+    if not of.pipeline:
+        return None if whole.all() else "chunks of an unexpected size"
+    # with H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS, which h5py cannot query, chunks at the edge may be stored raw
+    raw = corner[whole & (mask == 0)]
+    if len(raw) and (raw + np.asarray(of.chunk, np.uint64) > np.asarray(of.shape, np.uint64)).any():
         return "chunks at the edge that may be stored without filters"
     return None
 
 
-def _layout(dset: Stored, chunk: Any, offset: Any, size: Any, mask: Any, pipeline: Any) -> Layout:
-    file = dset.file
-    name = file.filename
-    path = name if is_remote(name) else os.path.abspath(name)
-    offset, size = np.asarray(offset, np.int64), np.asarray(size, np.int64)
-    fill, mask = _fill(dset) if (size == 0).any() else None, np.asarray(mask, np.uint32)
-    shape, chunk, pipeline = tuple(dset.shape), tuple(chunk), tuple(pipeline)
-    return Layout(path, file.identity, dset.name, shape, dset.dtype, chunk, offset, size, mask, pipeline, fill)
+def of_another_file(
+    first: Layout, chunked: bool, dset: h5py.h5d.DatasetID, path: str, identity: Identity
+) -> Layout | None:
+    """Return the layout of a dataset with the type and the creation properties of the first one; None if it differs in
+    more than its number of rows and its positions, or if HDF5 has to read it. path, identity: of its file."""
+    space = dset.get_space()
+    shape = space.get_simple_extent_dims()
+    if len(shape) != len(first.shape) or shape[1:] != first.shape[1:] or not shape[0]:
+        return None
+    if chunked:
+        layout = _chunk_table(dset, space, replace(first, path=path, identity=identity, shape=shape))
+        return None if isinstance(layout, str) or not layout.size.all() else layout
+    offset, size = dset.get_offset(), shape[0] * first.row_bytes
+    if offset is None or dset.get_storage_size() != size or not 0 <= offset <= identity[2] - size:
+        return None
+    at, held = np.array([[offset]], np.int64), np.array([[size]], np.int64)
+    return replace(first, path=path, identity=identity, shape=shape, chunk=shape, offset=at, size=held)
+
+
+def _layout(dset: Stored, chunk: Any, pipeline: filters.Pipeline = (), offset: int = 0, size: int = 0) -> Layout:
+    """Return the layout of a dataset in one piece, or of chunks without their positions."""
+    file, at, held = dset.file, np.array([[offset]], np.int64), np.array([[size]], np.int64)
+    path = file.filename if is_remote(file.filename) else os.path.abspath(file.filename)
+    shape, mask = tuple(dset.shape), np.zeros((1, 1), np.uint32)
+    return Layout(path, file.identity, dset.name, shape, dset.dtype, tuple(chunk), at, held, mask, pipeline, None)
 
 
 def _fill(dset: Stored) -> np.ndarray:

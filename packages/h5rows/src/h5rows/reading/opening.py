@@ -9,6 +9,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -165,16 +166,22 @@ def _open_alike(path: str | os.PathLike[str], swmr: bool) -> File:
     HDF5 requires equal properties, also for files that links and virtual datasets lead to. If a file cannot be locked,
     as on some network file systems, or is open without a lock, it is opened without a lock.
     """
-    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    access.set_sieve_buf_size(0)  # the default reads 21 times as many bytes as requested for rows of 3 KB
     flags = h5py.h5f.ACC_RDONLY | (h5py.h5f.ACC_SWMR_READ if swmr else 0)
     try:
-        return File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
+        return File(h5py.h5f.open(os.fsencode(path), flags, fapl=_access()))
     except OSError as error:
         if "lock" not in str(error):
             raise
+    access = _access().copy()
     access.set_file_locking(False, True)
     return File(h5py.h5f.open(os.fsencode(path), flags, fapl=access))
+
+
+@cache
+def _access() -> Any:
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_sieve_buf_size(0)  # the default reads 21 times as many bytes as requested for rows of 3 KB
+    return access
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:

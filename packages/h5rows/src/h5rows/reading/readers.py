@@ -11,6 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import h5py
@@ -169,14 +170,17 @@ class Chunks:
     def __init__(self, layout: Layout, cache: ChunkCache) -> None:
         self.layout, self._cache, self._probes = layout, cache, Probes()
         self.file = raw_file(layout.path, layout.identity)
-        grid = [-(-n // c) for n, c in zip(layout.shape[1:], layout.chunk[1:], strict=True)]
-        # for each tile of a row: its position in the sample, and its part inside the dataset
-        self._tiles = []
-        for corner in np.ndindex(*grid):
-            begin = [i * c for i, c in zip(corner, layout.chunk[1:], strict=True)]
-            end = [min(b + c, n) for b, c, n in zip(begin, layout.chunk[1:], layout.shape[1:], strict=True)]
+
+    @cached_property
+    def _tiles(self) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """Return, for each tile of a row, its position in the sample, and its part inside the dataset."""
+        sides, tile, tiles = self.layout.shape[1:], self.layout.chunk[1:], []
+        for corner in np.ndindex(*(-(-n // c) for n, c in zip(sides, tile, strict=True))):
+            begin = [i * c for i, c in zip(corner, tile, strict=True)]
+            end = [min(b + c, n) for b, c, n in zip(begin, tile, sides, strict=True)]
             target = tuple(map(slice, begin, end))
-            self._tiles.append((target, tuple(slice(0, e - b) for b, e in zip(begin, end, strict=True))))
+            tiles.append((target, tuple(slice(0, e - b) for b, e in zip(begin, end, strict=True))))
+        return tiles
 
     def gather_into(self, rows: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         """Decode the chunks of these rows, and copy rows[k] to out[k], or to out[at[k]]."""
