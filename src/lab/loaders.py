@@ -173,7 +173,8 @@ def check_stream(config: Config) -> None:
 
 
 def make_datasets(config: Config, shared: BinaryIO | None = None) -> dict[str, Any]:
-    """Return {split: data set} for all splits that are not null. Raise ConfigError if there is no split train.
+    """Return {split: data set} for all splits that are not null. Raise ConfigError if there is no split train, or if a
+    class has another name in another split.
 
     shared: a file with which ranks of one machine share the columns that splits need; see World.file_of_host."""
     named = config.dataset.get("splits")  # otherwise the data set has another argument of this name
@@ -182,6 +183,9 @@ def make_datasets(config: Config, shared: BinaryIO | None = None) -> dict[str, A
         sets = {split: dataset for split in splits if (dataset := make_dataset(config, split)) is not None}
     if "train" not in sets:
         raise ConfigError("data.splits.train=null: there is no training data - name the group that contains it")
+    names = getattr(sets["train"], "class_names", None) or {}
+    for split, dataset in sets.items():
+        check_classes(dataset, names.get, "train", f"the split {split}")
     if isinstance(sets["train"], Stream):
         check_stream(config)
     return sets

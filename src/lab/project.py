@@ -218,7 +218,7 @@ def column_shape(field: str, _parent_: Any) -> list[int]:
 def column_outputs(field: str, _parent_: Any) -> int:
     """Return the number of outputs that a model of the field needs: ${column_outputs:y} in a group `data`."""
     columns, source = _columns(_parent_)
-    return columns.outputs(field, source.largest)
+    return columns.outputs(field, source.extremes)
 
 
 def _columns(node: Any) -> tuple[Any, Any]:

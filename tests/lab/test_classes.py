@@ -8,10 +8,12 @@ import h5py
 import numpy as np
 import pytest
 
+from lab.config import check
+from lab.loaders import make_datasets
 from lab.predict import Prediction, predict
 from lab.restore import score_checkpoint
 from samebits.errors import ConfigError
-from samebits.testing import resume_run, start_run
+from samebits.testing import compose, resume_run, start_run
 
 QUICK = (
     "logger=none",
@@ -77,3 +79,17 @@ def test_a_resume_keeps_the_classes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"class 0 is 'ant' in these data, but 'cat' in .*/run/classes.json"):
         resume_run(run, data__path=str(other), trainer__max_epochs=2)
     assert (run / "classes.json").read_bytes() == before
+
+
+def test_a_split_with_the_classes_in_another_order_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5", "cat dog")
+    with h5py.File(path, "a") as file:
+        for split, names in {"train": ["cat", "dog"], "val": ["dog", "cat"], "test": ["cat", "dog"]}.items():
+            del file[f"{split}/y"]
+            file[f"{split}/y"] = np.arange(60) % 2
+            file[f"{split}/y"].attrs["classes"] = names
+    options = (f"data.path={path}", "data.fields.y=y", "data.num_outputs=2", "logger=none", "hardware=cpu")
+    with pytest.raises(ConfigError, match=r"data.fields.y: class 0 is 'dog' in the split val, but 'cat' in train"):
+        make_datasets(check(compose(*options)))
+    for more in ("data.splits.val=null", "data.fields.y=null"):
+        make_datasets(check(compose(*options, more)))

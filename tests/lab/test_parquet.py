@@ -347,14 +347,58 @@ def test_the_config_finds_shape_and_classes(folder: Path) -> None:
 
 
 def test_names_with_dots_and_lists_of_classes(tmp_path: Path) -> None:
-    """`y.1` is not a part of `y`; the largest class of a list is that of its elements, also without statistics."""
+    """`y.1` and `y.2` are no parts of `y`; the largest class of a list is that of its elements, also without
+    statistics."""
     columns = {"x": np.arange(50.0), "y": np.arange(50) % 3, "y.1": 1000 + np.arange(50)}
     columns["many"] = pa.FixedSizeListArray.from_arrays(np.arange(100) % 7, 2)
+    columns["y.2"] = pa.FixedSizeListArray.from_arrays(pa.array([None, *range(7, 106)]), 2)
+    columns["z"] = pa.array([{"y": 300, "a": None}] * 50)
     for statistics in (True, False):
         file = tmp_path / f"{statistics}.parquet"
         pq.write_table(pa.table(columns), file, write_statistics=statistics)
         files = open_files(str(file))
-        assert [files.largest(name) for name in ("y", "y.1", "many")] == [2, 1049, 6]
+        found = [files.extremes(name) for name in ("y", "y.1", "many", "y.2")]
+        assert found == [(0, 2), (1000, 1049), (0, 6), (7, 105)]
+        assert len(opened(file, {"x": "x", "y": "y"})) == 50  # nulls of y.2 are not those of y
+
+
+def test_a_negative_label_is_refused_where_classes_are_counted(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0], "y": [1, -100], "many": [[1, 2], [3, -100]]}), tmp_path / "a.parquet")
+    options = ("data=parquet", f"data.path={tmp_path}")
+    with pytest.raises(ConfigError, match=r"data\.fields\.y=y: has the negative label -100; .* data\.num_outputs"):
+        compose(*options, "data.fields={x: x, y: y}")
+    assert compose(*options, "data.fields={x: x, y: y}", "data.num_outputs=2").data.num_outputs == 2
+    assert compose(*options, "data.fields={x: x, y: many}").data.num_outputs == 4
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        pa.array([2**62 + k // 2 for k in range(40)] + [2**63] * 2, pa.uint64()),
+        pa.array([2**60 + k // 2 for k in range(42)], pa.int64()),
+        pa.array([k // 2 for k in range(42)], pa.timestamp("ns")),
+        pa.array([k // 2 for k in range(42)], pa.date32()),
+        pa.array([f"p{k // 2}" for k in range(42)]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_groups_of_a_column_of_any_type_are_split(tmp_path: Path, group: pa.Array) -> None:
+    """Pairs of rows: close numbers are different groups, in row groups of different values and beside an empty file."""
+    table = pa.table({"x": np.arange(42.0), "g": group})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=8)
+    pq.write_table(table.slice(0, 0), tmp_path / "b.parquet")
+    splits = {name: {"rows": rows, "by": "g"} for name, rows in (("train", [0, 0.5]), ("val", [0.5, 1]))}
+    parts = [opened(tmp_path, {"x": "x"}, splits=splits, split=split) for split in splits]
+    rows = [part.gather(np.arange(len(part)))["x"].numpy().astype(int) for part in parts]
+    assert sorted(np.concatenate(rows)) == list(range(42))
+    assert not np.intersect1d(rows[0] // 2, rows[1] // 2).size
+    assert 18 <= len(rows[0]) <= 24
+
+
+def test_a_column_of_lists_cannot_group(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0], "g": [[1], [2]]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"data\.splits\.train\.by=g: .* is list<.*>, but must have one value"):
+        opened(tmp_path, {"x": "x"}, splits={"train": {"rows": [0, 0.5], "by": "g"}})
 
 
 def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:

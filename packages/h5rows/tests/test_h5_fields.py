@@ -157,3 +157,26 @@ def test_labels_of_all_splits_are_among_the_classes_of_training(tmp_path: Path) 
     }.items():
         with pytest.raises(ConfigError, match=line):
             outputs(*groups)
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_classes_of_files_with_other_names_are_refused(tmp_path: Path, decode: bool) -> None:
+    """The names of the attribute `classes`, and of AnnData's categories, which each file numbers by itself."""
+
+    def read(*names: str) -> Dataset:
+        for k, given in enumerate(names):
+            with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+                file["x"], codes = np.zeros((2, 1)), np.array([0, 1], np.int8)
+                file.attrs["encoding-type"] = "anndata" if decode else "none"
+                file["y/codes" if decode else "y"] = codes
+                if decode:
+                    file["y"].attrs["encoding-type"] = "categorical"
+                    file["y/categories"] = given.split()
+                else:
+                    file["y"].attrs["classes"] = given.split()
+        files = [str(tmp_path / f"{k}.h5") for k in range(len(names))]
+        return Dataset(files, {"x": "x", "y": "y"}, decode=decode)
+
+    with pytest.raises(ConfigError, match=r"1.h5: y .*: class 0 is 'dog', but 'cat' in the files before it"):
+        read("cat dog", "dog cat")
+    assert read("cat dog", "cat dog eel", "cat dog").class_names["y"] == ["cat", "dog", "eel"]

@@ -126,6 +126,8 @@ def test_what_no_tensor_holds_is_refused_in_one_line(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "f.h5", "w") as file:
         file["t"] = np.zeros(4, [("s", "S3"), ("n", [("x", "f4")]), ("v", "i4")])
         file.create_dataset("a", (4,), np.dtype(("S3", (2,))))
+        pairs = h5py.h5t.array_create(h5py.h5t.array_create(h5py.h5t.NATIVE_INT32, (2,)), (3,))
+        h5py.h5d.create(file.id, b"nested", pairs, h5py.h5s.create_simple((4,)))
         kind = h5py.h5t.STD_I32LE.copy()
         kind.set_size(3)
         kind.set_precision(24)
@@ -134,6 +136,7 @@ def test_what_no_tensor_holds_is_refused_in_one_line(tmp_path: Path) -> None:
         "t/n": "/t/n is a nested compound type",
         "t": "choose a member: /t/v",  # a string cannot be one
         "a": "which no tensor supports",
+        "nested": "which no tensor supports",
         "three": "has a type that NumPy does not support|which no tensor",
     }.items():
         with pytest.raises(ConfigError, match=match):

@@ -9,7 +9,7 @@ y: species                   strings                            y: (B,) int64, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,10 +116,10 @@ class Columns:
         """Return the columns of all fields, each once."""
         return list(dict.fromkeys(name for given in self.fields.values() for name in columns_of(given)))
 
-    def outputs(self, field: str, largest: Callable[[str], int]) -> int:
+    def outputs(self, field: str, extremes: Callable[[str], tuple[int, int]]) -> int:
         """Return the number of outputs that predict a field: classes, or the elements of a sample of floats.
 
-        largest: column of integers -> its largest value."""
+        extremes: column of integers -> its smallest and its largest value. Raise ConfigError for a negative label."""
         if field not in self.fields:
             raise ConfigError(f"data.fields has no {field!r}; it has {sorted(self.fields)}")
         if field in self.class_names:
@@ -127,7 +127,13 @@ class Columns:
         shape, dtype = self.spec[field]
         if dtype.is_floating_point:
             return int(np.prod(shape, dtype=np.int64))
-        return max(2, 1 + max(largest(name) for name in columns_of(self.fields[field])))
+        lowest, largest = zip(*(extremes(name) for name in columns_of(self.fields[field])))
+        if min(lowest) < 0 and not shape:  # in lists, -100 means that a position has no label
+            raise ConfigError(
+                f"data.fields.{field}={self.fields[field]}: has the negative label {min(lowest)}; classes are 0, 1, "
+                "...: correct the labels, or set data.num_outputs"
+            )
+        return max(2, 1 + max(largest))
 
     def arrays(self, table: Any, where: str) -> dict[str, np.ndarray]:
         """Return {field: (rows, *shape)} of an arrow table. where: its origin, for messages.
@@ -221,9 +227,19 @@ def rows_of_split(
 
 
 def joined_values(parts: Sequence[Any], what: str) -> np.ndarray:
-    """Return a column of numbers or strings in parts, (rows,). Raise ConfigError, beginning with `what`, for a null."""
+    """Return a column of single values in parts, (rows,). Raise ConfigError, beginning with `what`, for a null."""
+    import pyarrow as pa
+    import pyarrow.types as pt
+
     if any(part.null_count for part in parts):
         raise ConfigError(f"{what}: some of its values are missing (null)")
+    kind = parts[0].type
+    if pt.is_nested(kind):
+        raise ConfigError(f"{what}: is {kind}, but must have one value per row")
+    if pt.is_integer(kind):  # as Python's numbers, parts could have other types, and all of them become floats
+        return np.concatenate([part.to_numpy() for part in parts])
+    if pt.is_timestamp(kind) and kind.unit == "ns":  # Python's have microseconds
+        return np.concatenate([part.cast(pa.int64()).to_numpy() for part in parts])
     return np.concatenate([np.asarray(part.to_pylist()) for part in parts])
 
 
@@ -271,6 +287,20 @@ def flattened(column: Any) -> Any:
     while is_list(column.type):
         column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
     return column
+
+
+def extremes_of(columns: Iterable[Any]) -> tuple[int, int]:
+    """Return the smallest and the largest value of columns of integers in parts; (0, 0) if there are none."""
+    import pyarrow.compute as pc
+
+    found = [pc.min_max(column).as_py() for column in columns]
+    values = [int(value) for one in found for value in one.values() if value is not None]
+    return min(values, default=0), max(values, default=0)
+
+
+def leaves(kind: Any) -> int:
+    """Return how many columns of a Parquet file contain an arrow type."""
+    return sum(leaves(kind.field(i).type) for i in range(kind.num_fields)) if kind.num_fields else 1
 
 
 def is_list(kind: Any) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 from lab.datasets.columns import (
     Columns,
     TableRows,
+    extremes_of,
     flattened,
     joined_values,
     missing_rule,
@@ -220,16 +221,15 @@ class Source:
         given = {field: self._features.get(name) for field, name in columns.fields.items() if isinstance(name, str)}
         return {field: list(kind.names) for field, kind in given.items() if type(kind).__name__ == "ClassLabel"}
 
-    def largest(self, name: str) -> int:
-        """Return the largest value of a column of integers, or the last class."""
-        import pyarrow.compute as pc
-
+    def extremes(self, name: str) -> tuple[int, int]:
+        """Return the smallest and the largest value of a column of integers, or the first and the last class."""
         if type(kind := self._features[name]).__name__ == "ClassLabel":
-            return int(kind.num_classes) - 1
+            return 0, int(kind.num_classes) - 1
         if self.streaming:
             raise ConfigError(f"data.num_outputs: the largest {name!r} of a stream is unknown - set data.num_outputs")
-        parts = [flattened(one.with_format("arrow")[:].column(name)) for one in self.splits.values() if len(one)]
-        return max((int(pc.max(part).as_py() or 0) for part in parts if len(part)), default=0)
+        return extremes_of(
+            flattened(one.with_format("arrow")[:].column(name)) for one in self.splits.values() if len(one)
+        )
 
 
 @functools.lru_cache(maxsize=4)  # called for each split, input_shape and num_outputs

@@ -25,8 +25,10 @@ from torch import Tensor
 from lab.datasets.columns import (
     Columns,
     TableRows,
+    extremes_of,
     flattened,
     joined_values,
+    leaves,
     missing_rule,
     missing_values,
     rows_of_split,
@@ -260,14 +262,12 @@ class Files:
                 raise ConfigError(f"data.fields: {self.where}: column {column!r}: {missing_values(lacking, is_float)}")
         return made
 
-    def largest(self, name: str) -> int:
-        """Return the largest value of a column of integers."""
-        import pyarrow.compute as pc
-
-        if name in (found := self._statistics([name], "max", max)):
-            return int(found[name])
-        columns = (flattened(self.read(group, [name]).column(0)) for group in range(len(self.sizes)))
-        return max((int(pc.max(column).as_py() or 0) for column in columns if len(column)), default=0)
+    def extremes(self, name: str) -> tuple[int, int]:
+        """Return the smallest and the largest value of a column of integers."""
+        low, high = (self._statistics([name], what, how) for what, how in (("min", min), ("max", max)))
+        if name in low and name in high:
+            return int(low[name]), int(high[name])
+        return extremes_of(flattened(self.read(group, [name]).column(0)) for group in range(len(self.sizes)))
 
     def whole_column(self, name: str, key: str) -> np.ndarray:
         """Return a column of numbers or strings, (rows,)."""
@@ -280,11 +280,11 @@ class Files:
         """Return {column: reduced statistic} of the columns that have this statistic in all row groups."""
         found: dict[str, list[Any]] = {name: [] for name in names}
         for meta in self._meta:
-            schema = meta.schema
-            paths = [schema.column(j).path for j in range(len(schema))]
-            # the path of a column of lists is NAME.list.element; names of other columns may have dots
-            of = {j: path if path in self.schema.names else path.split(".")[0] for j, path in enumerate(paths)}
-            for j, name in of.items():
+            # by position: the path of a column of lists is NAME.list.element, and names of columns may have dots
+            of = [field.name for field in meta.schema.to_arrow_schema() for _ in range(leaves(field.type))]
+            if len(of) != len(meta.schema):
+                return {}
+            for j, name in enumerate(of):
                 for g in range(meta.num_row_groups if name in found else 0):
                     known = meta.row_group(g).column(j).statistics
                     there = known is not None and (known.has_null_count if what == "null_count" else known.has_min_max)

@@ -16,6 +16,9 @@ FLOATS = (
 )
 
 
+NO_LABEL = -(2**63)  # F.cross_entropy ignores -100 otherwise: the loss of a wrong label would be 0
+
+
 class CrossEntropy:
     """(output, batch) -> (B,): losses in nats, unreduced, in float32 or wider.
 
@@ -46,7 +49,9 @@ class CrossEntropy:
         if output.element_size() < 4:  # half precision is too coarse for the exponentials
             output = output.float()
         try:
-            return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
+            return F.cross_entropy(
+                output, target, reduction="none", label_smoothing=self.label_smoothing, ignore_index=NO_LABEL
+            )
         except IndexError as error:  # only on a CPU; CUDA aborts, so h5rows.probe checks labels before
             raise ConfigError(
                 f"batch['y'] has the label {int(target.max() if target.min() >= 0 else target.min())}, but the model "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
+from lab.losses.cross_entropy import NO_LABEL
 from samebits.errors import ConfigError
 
 
@@ -18,7 +19,7 @@ class PixelCrossEntropy:
     """
 
     def __init__(self, ignore_index: int | None) -> None:
-        self.ignored = -100 if ignore_index is None else ignore_index
+        self.ignored = NO_LABEL if ignore_index is None else ignore_index
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the losses, (B,). Raise ConfigError if shapes, dtypes or labels do not fit."""

@@ -147,7 +147,7 @@ class Dataset:
             for field, (found, names) in opened.fields.items():
                 self._fields[field].append(found)
                 if names:
-                    self.class_names.setdefault(field, list(names))
+                    self._join_names(field, names, named[field], file_name)
                     if found.dtype.kind == "f" and (lost := lost_share(found)):
                         what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
                         remedy = "to remove such rows, or a number, such as -1, to replace the class"
@@ -187,6 +187,18 @@ class Dataset:
                 raise ConfigError(f"{path}: {split} has no rows to read")
             raise ConfigError(f"{argument(f'splits.{split}')} has no rows in {path}; {remedy}")
         self._cache_bytes = cache.max_bytes
+
+    def _join_names(self, field: str, names: Sequence[str], name: str, file: str) -> None:
+        """Keep the names of a field's classes in a file. Raise ConfigError if an earlier file names a class
+        differently, because equal labels would mean two classes."""
+        known = self.class_names.get(field, [])
+        for number, (here, before) in enumerate(zip(names, known)):
+            if here != before:
+                what = f"{file}: {name} ({argument(f'fields.{field}')}): class {number} is {here!r}"
+                raise ConfigError(
+                    f"{what}, but {before!r} in the files before it; number the classes alike in all files"
+                )
+        self.class_names[field] = max(known, list(names), key=len)
 
     def _choose_share(self, entry: Mapping[str, Any], split: str, column: _Column) -> None:
         """Keep the share `rows` of an entry of `splits`."""

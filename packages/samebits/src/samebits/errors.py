@@ -75,7 +75,9 @@ class RankLost(RunFailed):
 
 class DataFailed(RuntimeError):
     """The code of a data set raised, exited or was killed: one line that names the data set, the rows and the split.
-    Its cause has the traceback."""
+    Its cause has the traceback. short: the last lines of it in the data set's own code, also from another process."""
+
+    short = ""
 
 
 @contextmanager
@@ -121,6 +123,7 @@ def with_mistakes_of(kind: type[Exception]) -> Callable[[T], T]:
 _HOME = Path(__file__).resolve().parents[1]
 _VENDORED = _HOME.parents[1]  # packages/ with the other libraries, if this file is in packages/samebits/src
 _OURS = [_VENDORED] if _VENDORED.name == "packages" else [_HOME / "samebits", _HOME / "hydra_plugins"]
+_FRAMES_SHOWN = 3
 _LIBRARIES = (
     "site-packages", "dist-packages", str(Path(traceback.__file__).parent), "<frozen ", "<string>",
     *(f"{folder}/" for folder in _OURS),
@@ -130,6 +133,12 @@ _LIBRARIES = (
 def users_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return the frames outside of Python's, installed and this project's libraries, innermost last."""
     return [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)]
+
+
+def users_traceback(error: BaseException) -> str:
+    """Return the innermost frames of user code, and the error, as a traceback shows them; "" without such frames."""
+    frames = users_frames(traceback.extract_tb(error.__traceback__))[-_FRAMES_SHOWN:]
+    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)]) if frames else ""
 
 
 def in_users_code(error: BaseException, shown: Callable[[Path], str]) -> str | None:

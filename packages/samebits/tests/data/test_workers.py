@@ -24,6 +24,7 @@ from samebits.data import EvalPlan, Loader, Stream, TrainPlan, shuffled
 from samebits.data.loading import choose, open_workers
 from samebits.data.loading.samples import seed_sample
 from samebits.errors import ConfigError, DataFailed
+from samebits.status import read_failure, record_failure
 from samebits.testing.processes import limit, slow, wait_for, warm
 
 CPU = torch.device("cpu")
@@ -277,6 +278,37 @@ def test_an_error_in_a_sample_arrives_with_its_traceback_and_the_loader_goes_on(
                 next(stream)
             assert "in __getitem__" in str(caught.value.__cause__)
             assert "in worker" in str(caught.value.__cause__)
+
+
+OWN = """class Own:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        if i == 33:
+            raise OSError("cannot be read")
+        return {"row": i}
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_is_printed_of_an_error_in_a_sample_is_the_place_in_the_users_code(
+    num_workers: int, tmp_path: Path
+) -> None:
+    """The same in a worker; the record has the whole traceback."""
+    (tmp_path / "own.py").write_text(OWN)
+    names: dict[str, Any] = {}
+    exec(compile(OWN, str(tmp_path / "own.py"), "exec"), names)
+    loader = Loader(names["Own"](), EvalPlan(40, 4, 0, 1), CPU, kind="workers", num_workers=num_workers, seed=0)
+    with loader, pytest.raises(DataFailed) as caught:
+        list(loader)
+    record_failure(tmp_path, 0, caught.value)
+    record = read_failure(tmp_path)
+    assert record is not None
+    assert record["short"].splitlines()[0] == f'  File "{tmp_path}/own.py", line 7, in __getitem__'
+    assert record["short"].splitlines()[-1] == "OSError: cannot be read"
+    assert "in fill" not in record["short"]
+    assert "in fill" in record["traceback"]
 
 
 class Faulty:

@@ -126,7 +126,7 @@ class Fixed(Field):
             raise ConfigError(f"{where} has a compound type; {remedy} (of {dtype.names})")
         base, inner = dtype.subdtype or (dtype, ())
         strings = base.kind == "S" and (member is not None or inner)  # strings in a plain dataset become str
-        if not is_readable(base) or strings:
+        if base.subdtype or not is_readable(base) or strings:  # an array of arrays has one shape in two parts
             raise ConfigError(f"{where} has the type {dtype}, which no tensor supports; write it as another type")
         if not dset.shape:
             raise ConfigError(f"{where} is a single value without rows; a field needs a dataset of shape (rows, ...)")

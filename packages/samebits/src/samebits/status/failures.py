@@ -18,7 +18,7 @@ from samebits.errors import (
     RunFailed,
     in_users_code,
     one_line,
-    users_frames,
+    users_traceback,
 )
 from samebits.files import as_json, no_links, read_json
 from samebits.locks import write_once
@@ -26,7 +26,6 @@ from samebits.status.files import end_status, newest_checkpoint, shown, step_of
 
 FAILURE = "failure.json"
 FAILURES = "failures.jsonl"  # failures before restarts
-SHORT = 3  # number of innermost frames of user code that are printed
 
 
 def record_failure(directory: Path, rank: int, error: BaseException, first: bool = False, stack: str = "") -> bool:
@@ -37,13 +36,12 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
     """
     if first:
         (directory / FAILURE).unlink(missing_ok=True)
-    text, short, cause = stack, "", one_line(error)
+    text, short, cause = stack, error.short if isinstance(error, DataFailed) else "", one_line(error)
     if error.__traceback__ is not None:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     kind = ConfigError if isinstance(error, ConfigError) and not isinstance(error, Cancelled) else type(error)
     if not isinstance(error, (ConfigError, RunFailed, DataFailed)) and (line := in_users_code(error, shown)):
-        cause, frames = line, users_frames(traceback.extract_tb(error.__traceback__))
-        short = "".join([*traceback.format_list(frames[-SHORT:]), *traceback.format_exception_only(error)])
+        cause, short = line, users_traceback(error)
     record = {"rank": rank, "type": kind.__name__, "message": str(error), "cause": cause, "traceback": text}
     record["short"] = short
     try:

@@ -22,7 +22,7 @@ from samebits.data.order import Plan
 from samebits.data.permutation import hashed
 from samebits.data.spec import Batch, Spec, empty_batch
 from samebits.data.stream import Stream
-from samebits.errors import ConfigError, DataFailed, RunFailed, one_line
+from samebits.errors import ConfigError, DataFailed, RunFailed, one_line, users_traceback
 
 _ROWS_SHOWN = 8  # at most, in a message
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float32}  # float32, as in models
@@ -256,7 +256,9 @@ class _Making:
         elif isinstance(error, (Exception, SystemExit)):
             raised = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
             step = f"in {self._step}: " if self._step else ""
-            raise DataFailed(f"data: {step}{raised} ({self})") from error
+            failed = DataFailed(f"data: {step}{raised} ({self})")
+            failed.short = users_traceback(error)
+            raise failed from error
 
     def _report(self, row: int) -> None:
         if self._samples.progress is not None:
