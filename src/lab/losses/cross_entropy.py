@@ -14,6 +14,8 @@ FLOATS = (
     "floating-point targets: choose task=regression; or, if they are class numbers, write the column as integers "
     "(pandas: astype('int64'); an HDF5 file can stay as it is with data.fields.y=NAME@classes)"
 )
+# torch's default is -100: a sample with this label would count in the mean with a loss of 0
+NO_LABEL = -(2**40)
 
 
 class CrossEntropy:
@@ -46,7 +48,9 @@ class CrossEntropy:
         if output.element_size() < 4:  # half precision is too coarse for the exponentials
             output = output.float()
         try:
-            return F.cross_entropy(output, target, reduction="none", label_smoothing=self.label_smoothing)
+            return F.cross_entropy(
+                output, target, reduction="none", ignore_index=NO_LABEL, label_smoothing=self.label_smoothing
+            )
         except IndexError as error:  # only on a CPU; CUDA aborts, so h5rows.probe checks labels before
             raise ConfigError(
                 f"batch['y'] has the label {int(target.max() if target.min() >= 0 else target.min())}, but the model "

@@ -18,7 +18,7 @@ class PixelCrossEntropy:
     """
 
     def __init__(self, ignore_index: int | None) -> None:
-        self.ignored = -100 if ignore_index is None else ignore_index
+        self.ignored = -(2**40) if ignore_index is None else ignore_index  # torch's default, -100, may be a label
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the losses, (B,). Raise ConfigError if shapes, dtypes or labels do not fit."""
