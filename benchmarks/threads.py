@@ -49,7 +49,8 @@ def flop(cfg: Any) -> tuple[float, float]:
     parts = build(cfg)
     samples, batch = parts.hardware.micro_batch_sizes[0], next(iter(parts.loaders["train"]))
     guess = rough_flop([parts.model, parts.task], parts.task.run.input_shape, samples)
-    counted = count_flop([parts.model, parts.task], batch, losses_of(parts.model, parts.task))
+    losses = losses_of(parts.model, parts.task).values()
+    counted = sum(count_flop([parts.model, parts.task], batch, loss) for loss in losses)
     parts.close()
     return guess, counted
 

@@ -17,7 +17,9 @@ import torch
 from common import NEEDS_GPT, QUICK
 from sweeps import call
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+import lab.loop
 import lab.run
 import lab.tasks.supervised
 from lab.builders import make_task
@@ -34,7 +36,15 @@ from samebits.loggers import Logger
 from samebits.profiling import SampleCost, cost_of_sample, count_flop
 from samebits.profiling.functions import flame_graph
 from samebits.profiling.running import PROFILE
-from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run, without_code_generator
+from samebits.testing import (
+    assert_equal,
+    compose,
+    last_checkpoint,
+    metrics,
+    resume_run,
+    start_run,
+    without_code_generator,
+)
 from samebits.testing.processes import slow
 
 SHORT = (*QUICK, "trainer.max_steps=24", "trainer.eval_every=12", "trainer.log_every=4", "trainer.save_every=12")
@@ -45,7 +55,8 @@ def profile(run: Path) -> dict[str, Any]:
 
 
 def flop_per_sample(model: nn.Module, task: Task, batch: Any) -> float:
-    return count_flop([model, task], batch, losses_of(model, task)) / len(next(iter(batch.values())))
+    (loss,) = losses_of(model, task).values()
+    return count_flop([model, task], batch, loss) / len(next(iter(batch.values())))
 
 
 def work_of_task(config: Any, hardware: Any, model: nn.Module, task: Task, first: Any, logger: Logger) -> SampleCost:
@@ -276,6 +287,48 @@ def test_what_a_task_compiles_is_compiled_after_flop_were_counted(
     task = "task._target_=lab.tasks.supervised.Compiled"
     start_run(tmp_path, *SHORT, task, counts, "trainer.max_steps=2")
     assert Compiled.graphs > 0
+
+
+GAN = ("task=gan", "model.input_shape=[4]", "model.num_outputs=64", "model.hidden=[16]", "task.critic_steps=3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [(), ("task=sam",), ("task=pcgrad",), GAN], ids=["one pass", "sam", "pcgrad", "gan"])
+def test_the_flop_of_a_run_are_those_of_the_passes_that_its_method_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: tuple[str, ...]
+) -> None:
+    """SAM makes two in a step, PCGrad one for each loss, and the GAN's generator one in every third step."""
+    step, executed = lab.loop.train_step, []
+
+    def counted(*given: Any) -> Any:
+        with FlopCounterMode(display=False) as counter:
+            values = step(*given)
+        executed.append(counter.get_total_flops())
+        return values
+
+    monkeypatch.setattr(lab.loop, "train_step", counted)
+    run = start_run(tmp_path / "run", *SHORT, *method, "profiler.flop=true", "trainer.log_every=24")
+    (samples,), (tflop,) = (logged(run, f"perf/{name}_per_s") for name in ("samples", "tflop"))
+    trained = 24 * compose(*SHORT).trainer.global_batch_size
+    assert tflop * 1e12 / samples == pytest.approx(sum(executed) / trained)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_logs_the_speed_of_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first log interval began before the stop. A step lasts one second here."""
+    step, done = lab.loop.train_step, [0.0]
+
+    def timed(*given: Any) -> Any:
+        done[0] += 1
+        return step(*given)
+
+    monkeypatch.setattr(lab.loop, "train_step", timed)
+    monkeypatch.setattr(lab.loop.SpeedMeter, "_now", lambda self: (done[0], 0.0))
+    with pytest.raises(SystemExit, match="75"):
+        start_run(tmp_path, *SHORT, "process.stop_at_step=7")
+    resume_run(tmp_path, process__stop_at_step=None)
+    assert set(logged(tmp_path, "perf/samples_per_s")) == {compose(*SHORT).trainer.global_batch_size}
+    assert len(logged(tmp_path, "perf/samples_per_s")) == 6
 
 
 @pytest.mark.slow

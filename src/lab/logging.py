@@ -19,8 +19,10 @@ SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf 
 
 
 def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
-    """Return {objective: steps skipped since the last log}. Raise RunFailed on all ranks for inf or NaN gradients if
-    steps are not skipped (without fp16 and trainer.non_finite=skip): the sum of their norms is not finite either."""
+    """Return {objective, or value of a task's train_step: steps skipped since the last log}.
+
+    Raise RunFailed on all ranks for inf or NaN gradients if steps are not skipped (without fp16 and
+    trainer.non_finite=skip): the sum of their norms is not finite either."""
     skips = may_skip(run.trainer, state.scaler)
     # there may be counts without `skips`: steps before a resume that changed trainer.non_finite
     counts, norms = ([n for n in state.running_sums if n.rpartition("/")[2] == k] for k in ("non_finite", "grad_norm"))
@@ -74,12 +76,12 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     means = torch.stack([state.running_sums[name].float() for name in names])
     sent = means if run.rank_timing is None else torch.cat([means, run.rank_timing.table()])
     sums = to_host(run.world.all_reduce_sum(sent))
-    counted = [run.world.size * (state.counts[name] - _of_objective(name, skipped)) for name in names]
+    counted = [run.world.size * (state.counts[name] - _skipped_of(name, skipped)) for name in names]
     logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
     logged |= {f"train/{name}": rate for name, rate in state.schedule.logged_rates().items()}
     if state.source is None:
         logged["train/epoch"] = state.samples / run.samples_per_epoch
-    if count := sum(skipped.values()):
+    if count := sum(skipped.get(name, 0) for name in state.optimizer):
         logged["train/skipped_steps"] = float(count)
     if all_skipped(state, skipped):
         if state.scaler is None:  # normal with fp16, which finds its loss scale so
@@ -91,14 +93,15 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     if compile_s := compile_report(run.logger.say):
         clock.pause_s += compile_s
         logged["perf/compile_s"] = compile_s
-    samples = (state.step - state.logged_step) * run.trainer.global_batch_size
     state.running_sums, state.counts, state.logged_step = {}, {}, state.step
     if run.rank_timing is not None:
         logged |= run.rank_timing.read(sums[len(names) :], state.step)
     run.notify("on_log", state, logged)
-    run.logger.log(state.step, logged | clock.read(samples))
+    run.logger.log(state.step, logged | clock.read(state.samples))
 
 
-def _of_objective(name: str, skipped: Mapping[str, int]) -> int:
-    """Return the skipped steps of the objective of a logged value: its name is a prefix, none if there is only one."""
-    return next((n for one, n in skipped.items() if name.startswith(f"{one}/" if one else "")), 0)
+def _skipped_of(name: str, skipped: Mapping[str, int]) -> int:
+    """Return the skipped steps of a logged value: its own, or those of its objective, which is a prefix of its name,
+    none if there is only one."""
+    of_objective = (n for one, n in skipped.items() if name.startswith(f"{one}/" if one else ""))
+    return skipped[name] if name in skipped else next(of_objective, 0)

@@ -86,7 +86,7 @@ def fit(
     a resumed run first runs the actions that are left.
     validate: scores the validation sets and returns whether the state is among the best; None: no such sets."""
     batches = iter(train)
-    clock = SpeedMeter(train, run.logger, run.cost_per_sample.speeds)
+    clock = SpeedMeter(train, run.logger, run.cost_per_sample.speeds, state.samples, state.passed)
     trainer = run.trainer
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)

@@ -92,6 +92,14 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
         groups = lambda: [{k: v for k, v in group.items() if k != "param_names"} for group in with_names()]  # noqa: E731
     given = getattr(make, "keywords", {})
     can_fuse = "fused" in inspect.signature(target).parameters
+    if target is torch.optim.SGD and given.get("momentum") and given.get("dampening"):
+        # the kernel cannot begin a momentum after the first step (samebits.steps.begin_momentum)
+        can_fuse = False
+        if given.get("fused"):
+            raise ConfigError(
+                "optim.fused=true: torch's fused SGD with dampening fails if a parameter gets its first gradient after "
+                "the first step - remove it"
+            )
     sharded = any(is_dtensor(p) for group in groups() for p in group["params"])
     if sharded and not (inspect.isclass(target) and issubclass(target, FUSED)):
         can_fuse = False

@@ -139,8 +139,10 @@ class OptimizerStep:
     def end_step(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Finish the step after the task's train_step: on_step_end, project, weight average, loss scale. Return
         `values` with grad_norm (before clipping) and non_finite for each objective. If an update was skipped, the
-        objective's losses and grad_norm are 0 and non_finite is 1."""
+        objective's losses and grad_norm are 0 and non_finite is 1. A value that a train_step of the task returns has a
+        non_finite of its own, because other steps may not return it."""
         state, device = self.state, self.world.device
+        returned = set(values) if self.may_skip and overrides(state.task, "train_step") else set()
         for objective, norm in self.norms.items():
             prefix = f"{objective}/" if objective else ""
             values[f"{prefix}grad_norm"] = norm.to(device)  # with FSDP's CPU offload gradients are on the host
@@ -150,6 +152,7 @@ class OptimizerStep:
                 was_skipped = any_of(self.non_finite[objective]).to(device)
                 names = [name for name in values if self._objective_of(name) == objective]
                 values |= {name: torch.where(was_skipped > 0, 0.0, values[name]) for name in names}
+                values |= {f"{name}/non_finite": was_skipped for name in names if name in returned}
                 values[f"{prefix}non_finite"] = was_skipped
         skipped = self._skipped(self.norms)
         if state.rules < 2:  # runs that began with version 0.2 average before on_step_end: lab.options.RULES
@@ -236,6 +239,7 @@ class OptimizerStep:
                     (scaler.scale(loss) if scaler else loss).backward()
                 for name, value in means.items():
                     totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+        state.passed[objective] = state.passed.get(objective, 0) + self.trainer.global_batch_size
         self.after_all_reduce()
         self.step_rng.use_shared()  # the same random numbers on all ranks, so that updates are equal
         gradients = gradients_of(trained)

@@ -50,6 +50,8 @@ class TrainState:
     evals_without_improvement: int = 0  # evaluations since the best score
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
     counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
+    # {objective: number of samples that have passed through forward and backward}, for the FLOP
+    passed: dict[str, int] = field(default_factory=dict)
     logged_step: int = 0  # the step of the last log
     steps_without_update: int = 0  # steps in those log intervals, up to logged_step, in which no step made an update
     logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it

@@ -39,6 +39,9 @@ def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: b
         state.schedule.set_rates(state.step)
         given = list(islice(batches, len(run.hardware.micro_batch_sizes)))
         since = state.logged_step, state.scored_step, has_callbacks and state.step
-        return captured(lambda own: train_step(loss_modules, state, iter(own), *more), given, since)
+        passed = state.passed.get("", 0) + run.trainer.global_batch_size
+        values = captured(lambda own: train_step(loss_modules, state, iter(own), *more), given, since)
+        state.passed[""] = passed  # a replay of the graph does not count
+        return values
 
     return step

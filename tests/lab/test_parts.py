@@ -195,6 +195,7 @@ def _logits(*shape: int) -> Tensor:
         (CrossEntropy(0.0), _logits(4, C), torch.zeros(4, C, dtype=torch.int64), "one integer label"),
         (CrossEntropy(0.0), _logits(4, C), torch.full((4,), C), rf"label {C}, but .* {C} classes.*data\.num_outputs"),
         (CrossEntropy(0.0), _logits(4, C), torch.full((4,), -1), r"the label -1"),
+        (CrossEntropy(0.0), _logits(4, C), torch.full((4,), -100), r"the label -100"),
         (CrossEntropy(0.0), _logits(4), torch.zeros(4, dtype=torch.int64), "one integer label"),
         (CrossEntropy(0.0), _logits(4, C), None, r"no field 'y'.*data\.fields"),
         (SquaredError(), _logits(4, C), torch.zeros(4, dtype=torch.int64), "task=classification"),

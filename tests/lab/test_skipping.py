@@ -87,6 +87,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 RUNS = {
     "adamw": ("model.dropout=0.1",),
     "sgd": ("optim=sgd",),
+    "dampened": ("optim=sgd", "optim.nesterov=false", "+optim.dampening=0.5"),
     "lion": ("optim=lion",),
     # deterministic: torch fills new memory with NaN
     "muon, sgd": ("optim=muon", "optim.rest._target_=torch.optim.SGD", "~optim.rest.betas", "+optim.rest.momentum=0.9",
@@ -113,7 +114,26 @@ def test_the_device_leaves_out_what_the_host_would(tmp_path: Path, monkeypatch: 
     assert sum(line.get("train/skipped_steps", 0) for line in metrics(device)) == len(BAD)
 
 
-@pytest.mark.parametrize("kind", ["sgd", pytest.param("muon, sgd", marks=MUON)])
+@pytest.mark.usefixtures("poisoned")
+def test_a_mean_is_of_the_steps_that_returned_the_value_and_were_not_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task returns a value in only some steps, of which other ones are skipped."""
+
+    def train_step(task: Task, step: int, batches: Any, optimizer_step: Any) -> Any:
+        values = optimizer_step("", batches)
+        return values if step % 2 else values | {"even": torch.tensor(float(step))}
+
+    monkeypatch.setattr(Supervised, "train_step", train_step)
+    run = start_run(tmp_path, *QUICK, *LONG)
+    found = {line["step"]: line.get("train/even") for line in metrics(run) if "train/lr" in line}
+    for end in range(3, 19, 3):
+        kept = [step for step in range(end - 3, end) if step % 2 == 0 and step not in BAD]
+        assert found[end] == (sum(kept) / len(kept) if kept else None)
+    assert sum(line.get("train/skipped_steps", 0) for line in metrics(run)) == len(BAD)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "dampened", pytest.param("muon, sgd", marks=MUON)])
 def test_a_first_gradient_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """One bias has none in two steps: torch's fused SGD has the momentum that its other kernel begins then."""
 
@@ -126,7 +146,8 @@ def test_a_first_gradient_may_come_late(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Supervised, "train_step", train_step)
     key = "+optim.rest.fused" if kind == "muon, sgd" else "+optim.fused"
-    runs = [start_run(tmp_path / fused, *QUICK, *STEPS, *RUNS[kind], f"{key}={fused}") for fused in ("true", "false")]
+    ways = {"fused": (), "plain": (f"{key}=false",)}
+    runs = [start_run(tmp_path / name, *QUICK, *STEPS, *RUNS[kind], *way) for name, way in ways.items()]
     torch.testing.assert_close(*(last_checkpoint(run)["model"] for run in runs))
 
 

@@ -25,7 +25,7 @@ VALUES = {
     "logged_step": 10, "scored_step": 9, "parameter_names": ["a", "b"], "monitor": ["val/x", "max"],
     "counts": {"loss": 2, "non_finite": 2},
     "logged_lines": 4, "pending": ["save"], "stop_reason": "callback", "epoch_samples": 1297, "total_steps": 40,
-    "steps_without_update": 3, "rules": 1,
+    "steps_without_update": 3, "rules": 1, "passed": {"": 512},
 }  # fmt: skip
 
 

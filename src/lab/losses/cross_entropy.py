@@ -14,9 +14,8 @@ FLOATS = (
     "floating-point targets: choose task=regression; or, if they are class numbers, write the column as integers "
     "(pandas: astype('int64'); an HDF5 file can stay as it is with data.fields.y=NAME@classes)"
 )
-
-
-NO_LABEL = -(2**63)  # F.cross_entropy ignores -100 otherwise: the loss of a wrong label would be 0
+# torch's default is -100: a sample with this label would count in the mean with a loss of 0
+NO_LABEL = -(2**40)
 
 
 class CrossEntropy:

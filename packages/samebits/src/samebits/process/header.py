@@ -118,7 +118,8 @@ def describe(
     place = f"{hardware.device}, {whose}on {hardware.binding}" if hardware.binding else hardware.device
     precision = hardware.precision + f" ({hardware.precision_why})" * bool(hardware.precision_why)
     logger.say(f"{place}, {precision}, {count}; {batches}; {amount(run.total_steps, 'step')}")
-    flop = (run.cost_per_sample.flop or math.inf) * sum(micro)  # per step, of this rank
+    counted = run.cost_per_sample.flop
+    flop = (sum(counted.values()) if counted else math.inf) * sum(micro)  # per step, of this rank
     if hardware.device == "cuda" and run.world.size == 1 and not hardware.cuda_graph and flop < LAUNCHES_BOUND_FLOP:
         logger.say(
             f"a step has only {flop / 1e6:,.0f} MFLOP: launching its kernels takes longer than running them; "

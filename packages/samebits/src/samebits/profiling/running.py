@@ -158,12 +158,13 @@ class Traced:
 
 
 def cost_of_sample(
-    options: ProfilerConfig, hardware: Hardware, modules: list[nn.Module], losses: list[Loss], dataset: Any,
+    options: ProfilerConfig, hardware: Hardware, modules: list[nn.Module], losses: Mapping[str, Loss], dataset: Any,
     first: Callable[[], dict[str, Any]], logger: Logger,
 ) -> SampleCost:  # fmt: skip
     """Return the amount of work per sample of `dataset`. All ranks must call this.
 
-    modules: not wrapped, not sharded. losses: see `count_flop`. first: returns the next training batch.
+    modules: not wrapped, not sharded. losses: {objective: loss}, see `count_flop`. first: returns the next training
+    batch.
     """
     tokens = getattr(dataset, "tokens_per_sample", None)
     wanted = hardware.device == "cuda" or options.kind != "none" if options.flop == "auto" else options.flop
@@ -173,7 +174,8 @@ def cost_of_sample(
     before = rng_bytes(device)
     try:
         batch = first()
-        flop = count_flop(modules, batch, losses) / len(next(iter(batch.values())))
+        size = len(next(iter(batch.values())))
+        flop = {name: count_flop(modules, batch, loss) / size for name, loss in losses.items()}
     except Exception as error:  # e.g. a loss that reads values, which meta tensors do not have
         logger.say(f"perf/tflop_per_s is not logged, because the FLOP cannot be counted: {first_line(error)}")
         return SampleCost(tokens)

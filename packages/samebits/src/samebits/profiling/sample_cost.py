@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -37,22 +37,24 @@ Loss = Callable[[list[nn.Module], dict[str, Any]], Tensor]
 
 @dataclass(frozen=True)
 class SampleCost:
-    """The work of one training sample: tokens, and FLOP of forward and backward; None: unknown. peak_flop_per_s: of all
-    devices of the run together."""
+    """The work of one training sample: tokens, and for each objective the FLOP of one forward and backward pass; None:
+    unknown. peak_flop_per_s: of all devices of the run together."""
 
     tokens: int | None = None
-    flop: float | None = None
+    flop: Mapping[str, float] | None = None
     peak_flop_per_s: float | None = None
 
-    def speeds(self, samples_per_s: float) -> dict[str, float]:
-        """Return the speeds to log, perf/...; those that are unknown are left out."""
+    def speeds(self, samples_per_s: float, passes_per_s: Mapping[str, float]) -> dict[str, float]:
+        """Return the speeds to log, perf/...; those that are unknown are left out. passes_per_s: {objective: samples
+        per second through forward and backward}, which a method may run twice in a step, or not in each step."""
         found = {}
         if self.tokens:
             found["perf/tokens_per_s"] = self.tokens * samples_per_s
         if self.flop:
-            found["perf/tflop_per_s"] = self.flop * samples_per_s / 1e12
+            flop_per_s = sum(self.flop[name] * rate for name, rate in passes_per_s.items())
+            found["perf/tflop_per_s"] = flop_per_s / 1e12
             if self.peak_flop_per_s:
-                found["perf/mfu"] = self.flop * samples_per_s / self.peak_flop_per_s
+                found["perf/mfu"] = flop_per_s / self.peak_flop_per_s
         return found
 
 
@@ -65,17 +67,16 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
     return None
 
 
-def count_flop(modules: list[nn.Module], batch: dict[str, Any], losses: list[Loss]) -> float:
+def count_flop(modules: list[nn.Module], batch: dict[str, Any], loss: Loss) -> float:
     """Count the FLOP of forward and backward of a micro-batch with torch's counter on the device `meta`. Nothing is
     computed and the model is not changed. Recomputation (activation checkpointing) is not counted.
 
-    losses: each is called with (a copy of `modules`, a batch on meta) and returns the sum to minimize.
+    loss: is called with (a copy of `modules`, a batch on meta) and returns the sum to minimize.
     """
     own = on_meta(modules)
     given = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in batch.items()}
     with counting() as counter:
-        for loss in losses:
-            loss(own, given).backward()
+        loss(own, given).backward()
     return float(counter.get_total_flops())
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from samebits.data.loading.loader import Loader, starvation
 from samebits.loggers import Logger
 
 SHORT_S = 1.0  # shorter epochs are too short to measure waiting
-Speeds = Callable[[float], dict[str, float]]  # samples/s -> more speeds to log, {perf/name: value}
+# (samples/s, {objective: samples/s through forward and backward}) -> more speeds to log, {perf/name: value}
+Speeds = Callable[[float, Mapping[str, float]], dict[str, float]]
 
 
 class SpeedMeter:
-    """Measure training speed and the share of time spent waiting for data, without pauses (evaluations, saves)."""
+    """Measure training speed and the share of time spent waiting for data, without pauses (evaluations, saves).
 
-    def __init__(self, train: Loader, logger: Logger, speeds: Speeds) -> None:
+    samples: number of samples that the run has trained before, because a resumed run measures only its own. passed:
+    {objective: number of samples that have passed through forward and backward}, which the loop keeps up to date."""
+
+    def __init__(self, train: Loader, logger: Logger, speeds: Speeds, samples: int, passed: Mapping[str, int]) -> None:
         self.train, self.logger, self.speeds = train, logger, speeds
         self.pause_s = self.said = 0.0
+        self.samples, self.passed, self.passed_mark = samples, passed, dict(passed)
         self.log_mark = self.epoch_mark = self._now()
 
     def _now(self) -> tuple[float, float]:
@@ -33,12 +38,14 @@ class SpeedMeter:
 
     def read(self, samples: int) -> dict[str, float]:
         """Return samples/s and the share of time spent waiting for data since the last call and, if they are known,
-        tokens/s, TFLOP/s and the share of the devices' peak (MFU). samples: number of samples trained since the last
-        call."""
+        tokens/s, TFLOP/s and the share of the devices' peak (MFU). samples: number of samples that the run has
+        trained."""
         now = self._now()
         seconds, waited = (max(b - a, 1e-9) for a, b in zip(self.log_mark, now))
-        self.log_mark = now
-        speeds = {"perf/samples_per_s": samples / seconds, **self.speeds(samples / seconds)}
+        rate = (samples - self.samples) / seconds
+        passes = {name: (count - self.passed_mark.get(name, 0)) / seconds for name, count in self.passed.items()}
+        self.log_mark, self.samples, self.passed_mark = now, samples, dict(self.passed)
+        speeds = {"perf/samples_per_s": rate, **self.speeds(rate, passes)}
         return {**speeds, "perf/data_wait_share": waited / seconds}
 
     def end_epoch(self, step: int) -> None:
