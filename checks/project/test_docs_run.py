@@ -44,8 +44,6 @@ HERE = {
     "range(5)": "range(2)",  # more than before, by which a sweep is extended
     "range(6)": "range(3)",
     "seed=0,1": "seed=0",
-    "tune loader lr": "tune loader",  # after a command that runs all stages
-    "num_procs=4": "num_procs=3",  # others than before
     "sparsity=0,0.5,0.9,0.98": "sparsity=0,0.9",
     "ENTITY/lab/SWEEP": "me/lab/s1",
 }
