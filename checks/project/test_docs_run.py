@@ -126,7 +126,6 @@ def make_small(clone: Path) -> None:
         path.write_text(re.sub(r"^( *max_epochs: )\d+", r"\g<1>2", text, flags=re.MULTILINE))
     for name, old, new in (
         ("train", "logger: wandb", "logger: none"),
-        ("hardware/auto", "num_threads: auto", "num_threads: 1"),
         ("model/gpt", "width: 128", "width: 16"),
         ("model/gpt", "layers: 4", "layers: 1"),
         ("model/resnet", "width: 32", "width: 4"),
