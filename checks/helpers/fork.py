@@ -66,9 +66,13 @@ def run_python(
     return called([sys.executable, *arguments], code, seconds, cwd=cwd or copy, env=environment)
 
 
+def undrawn(script: str, *arguments: str) -> list[str]:
+    """What Python is given to run a script without the pictures of a report, which take longer than a small sweep."""
+    begin = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {[script, *arguments]}"
+    return ["-c", f"{begin}; import {Path(script).stem} as script; sys.exit(script.main())"]
+
+
 def run_undrawn(copy: Path, script: str, *arguments: str, cwd: Path | None = None) -> str:
-    """src/{script}.py without the pictures of a report, which take longer than a small sweep -> all that it says."""
-    typed = [str(copy / "src" / f"{script}.py"), *arguments]
-    begin = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {typed}"
-    done = run_python(copy, "-c", f"{begin}; import {script}; sys.exit({script}.main())", cwd=cwd)
+    """src/{script}.py, see above -> all that it says."""
+    done = run_python(copy, *undrawn(str(copy / "src" / f"{script}.py"), *arguments), cwd=cwd)
     return done.stdout + done.stderr

@@ -23,7 +23,8 @@ OTHERS = {
     "generation.md": "test_generation_pages.py", "variable_size.md": "test_generation_pages.py",
     "parquet.md": "test_parquet_docs.py",
 }  # fmt: skip
-# what cannot run on any machine: (how its command begins, what it needs, the test that tries as much of it as can be)
+# what cannot run on any machine, or takes long and runs in another test:
+# (how its command begins, what it needs, the test that tries as much of it as can be)
 NOT_RUN = (
     (r"docker ", "Docker", "checks/project/test_container.py::test_what_is_copied_and_run_is_there"),
     (r"wandb launch", "W&B Launch", "checks/project/test_container.py::test_what_is_copied_and_run_is_there"),
@@ -43,6 +44,10 @@ NOT_RUN = (
     (
         r".* hydra/launcher=ray ", "a cluster",
         "checks/sweeps/test_ray.py::test_a_job_goes_on_where_its_node_was_lost_and_one_that_fails_ends_no_other",
+    ),
+    (
+        r"\./run tune loader lr ", "the time of the command before it, which runs these stages too",
+        "checks/project/test_tune.py::test_the_command_prints_overrides_that_train",
     ),
 )  # fmt: skip
 # a block, after the file that it is: (file or "", language, text)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from checking import import_tool
 from common import ROOT
-from fork import copy_of_the_project
 
 from samebits.testing.processes import called
 
@@ -132,16 +132,11 @@ def test_a_wheel_that_pip_builds_in_the_checkout_holds_what_is_there(tmp_path: P
             assert f"{distribution}/py.typed" in names
 
 
-@pytest.mark.slow
-def test_the_wheels_work_where_nothing_else_is(tmp_path: Path) -> None:
-    """h5rows' README and commands, each module of samebits: .ci/wheels, which CI calls too."""
-    asked = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "0", "-d", tmp_path, "tqdm"]
-    if called(asked, None, cwd=tmp_path, fresh=True).returncode:
-        pytest.skip("pip reaches no index")
-    copy = commit(copy_of_the_project(tmp_path / "copy"))
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = called([copy / ".ci/wheels"], seconds=600, cwd=tmp_path, env=env, fresh=True)
-    assert done.stdout.endswith("the wheels work without the checkout\n")
+def test_ci_tries_the_wheels_where_nothing_else_is() -> None:
+    """h5rows' README and commands, each module of samebits: .ci/wheels, which installs torch from an index."""
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"].values()
+    assert {"run": ".ci/wheels"} in job["steps"]  # without a condition
+    assert os.access(ROOT / ".ci/wheels", os.X_OK)
 
 
 # -- a release -------------------------------------------------------------------------------------------------------

@@ -347,7 +347,8 @@ def _installed(path: tuple[str, ...]) -> list[tuple[metadata.Distribution, list[
 
 @cache
 def _name_and_version(one: metadata.Distribution) -> tuple[str, str]:
-    return one.name, one.version
+    found = one.metadata  # parsed again at each access
+    return found["Name"], found["Version"]
 
 
 def _asked(root: Path, *arguments: str) -> bytes | None:
