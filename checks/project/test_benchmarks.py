@@ -229,7 +229,7 @@ def test_a_stage_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: s
 @needs("conf/experiment/cifar10_fast.yaml")
 def test_a_step_has_few_operations() -> None:
     """Of which each is a launch on a GPU: the default one 37, 52 in bf16."""
-    said = called([sys.executable, str(ROOT / "benchmarks/operations.py")], seconds=120, fresh=True).stdout
+    said = called([sys.executable, str(ROOT / "benchmarks/operations.py")], seconds=120).stdout
     rows = {
         name: [int(cell) for cell in cells.split("|")[:3]]
         for name, cells in re.findall(r"^\| (.*?) \| (\d.*)", said.partition("| Python calls")[0], re.M)
