@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from types import ModuleType
 import pytest
 from checking import import_tool
 from common import ROOT
-from fork import copy_of_the_project
 
 from samebits.testing.processes import called
 
@@ -130,18 +128,6 @@ def test_a_wheel_that_pip_builds_in_the_checkout_holds_what_is_there(tmp_path: P
             own = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
             assert names == {name for name in own if name.split("/")[0] in packages and "__pycache__" not in name}
             assert f"{distribution}/py.typed" in names
-
-
-@pytest.mark.slow
-def test_the_wheels_work_where_nothing_else_is(tmp_path: Path) -> None:
-    """h5rows' README and commands, each module of samebits: .ci/wheels, which CI calls too."""
-    asked = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "0", "-d", tmp_path, "tqdm"]
-    if called(asked, None, cwd=tmp_path, fresh=True).returncode:
-        pytest.skip("pip reaches no index")
-    copy = commit(copy_of_the_project(tmp_path / "copy"))
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = called([copy / ".ci/wheels"], seconds=600, cwd=tmp_path, env=env, fresh=True)
-    assert done.stdout.endswith("the wheels work without the checkout\n")
 
 
 # -- a release -------------------------------------------------------------------------------------------------------
