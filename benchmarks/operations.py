@@ -36,7 +36,8 @@ import lab.loop as loop
 import lab.optimizer_step as optimizer_step
 import train
 
-FAST = ("experiment=cifar10_fast", "data.path={cifar}", "task.count=64")
+# narrow layers, which have as many operations as wide ones; the last two have equal widths, as in the experiment
+FAST = ("experiment=cifar10_fast", "data.path={cifar}", "task.count=64", "model.widths=[8,32,32]")
 WAYS = {
     "default MLP, fp32": (),
     "default MLP, bf16": ("hardware.precision=bf16",),
@@ -49,7 +50,7 @@ CALLS = {
     "MLP 64-64-10, two groups": SMALL,
 }
 COMMON = ("logger=none", "hardware=cpu", "trainer.max_epochs=null", "trainer.max_steps=5", "trainer.eval_every=null",
-          "trainer.global_batch_size=32")  # fmt: skip
+          "trainer.max_eval_batches=1", "trainer.global_batch_size=32")  # fmt: skip
 NO_KERNEL = {
     "view", "_unsafe_view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select", "slice", "detach",
     "alias", "split", "unbind", "as_strided", "split_with_sizes", "unfold", "diagonal", "empty", "empty_like",

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from samebits.testing.processes import called, importing, sample_of, wait_for, w
 
 sys.path.append(str(ROOT / "benchmarks"))
 import bench
+import gpu
+import gpu_common
 import operations
 import scale
 from gpu_common import Figure, Setting, as_table, finished, processes_of
@@ -42,6 +45,7 @@ EXPECTED = {
     "faults": {f"{name}: as it should be, of 1" for name in ("kill -9", "hang", "out of memory", "restart")},
     "cifar94": {"CIFAR-10 to 94 %"},
 }
+EAGER = ["cifar", "checkpoints"]  # stages that compile nothing, so that forks of the warm process can run them
 
 
 # what makes each script small; {} is a folder with images/, a JPEG
@@ -206,15 +210,16 @@ def test_the_rates_of_a_checkpoint_are_measured() -> None:
 @pytest.mark.slow
 @NEEDS_GPT
 @needs("conf/experiment/cifar10.yaml")
-@pytest.mark.parametrize("stage", sample_of(["cifar", "checkpoints"], [*EXPECTED]))
-def test_a_stage_works(tmp_path: Path, stage: str) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), stage, "--dry", "--out", str(tmp_path)]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # what it leaves running is found by it
-    called(command, seconds=280, env=environment, fresh=True)
-    found = json.loads((tmp_path / "gpu.json").read_text())
-    figures = {figure["name"]: figure for figure in found["figures"]}
+@pytest.mark.parametrize("stage", sample_of(EAGER, [*EXPECTED]))
+def test_a_stage_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    if stage in EAGER:
+        monkeypatch.setattr(gpu_common, "environment_of", lambda setting: dict(os.environ))
+        monkeypatch.setattr(gpu_common, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": warm.Popen}))
+    setting = Setting("cpu", True, tmp_path / "work", rounds=1, stage=stage, out=tmp_path)
+    setting.work.mkdir()
+    gpu.STAGES[stage](setting)
+    figures = {figure["name"]: figure for figure in json.loads((tmp_path / "gpu.json").read_text())["figures"]}
     assert EXPECTED[stage] <= set(figures)
-    assert found["machine"]["small"] is True
     if stage == "faults":
         assert all(figure["met"] for figure in figures.values())
     assert all(f"| {stage} | {name} |" in (tmp_path / "gpu.md").read_text() for name in figures)
@@ -224,7 +229,7 @@ def test_a_stage_works(tmp_path: Path, stage: str) -> None:
 @needs("conf/experiment/cifar10_fast.yaml")
 def test_a_step_has_few_operations() -> None:
     """Of which each is a launch on a GPU: the default one 37, 52 in bf16."""
-    said = called([sys.executable, str(ROOT / "benchmarks/operations.py")], seconds=120, fresh=True).stdout
+    said = called([sys.executable, str(ROOT / "benchmarks/operations.py")], seconds=120).stdout
     rows = {
         name: [int(cell) for cell in cells.split("|")[:3]]
         for name, cells in re.findall(r"^\| (.*?) \| (\d.*)", said.partition("| Python calls")[0], re.M)
@@ -244,28 +249,30 @@ def test_a_step_has_few_python_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("body", "options", "says"),
-    [
-        ("raise RuntimeError('no such kernel')", [], "no such kernel"),
-        ("pass", ["--minutes", "0.01"], "not begun: --minutes are over"),
-        ("gpu.subprocess.run(['sleep', '1000'])", ["--limit", "1"], "cut short by --limit or --minutes"),
-    ],
-)
-def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path, body: str, options: list[str], says: str) -> None:
+def test_a_stage_that_fails_or_does_not_end_is_named(tmp_path: Path) -> None:
+    """And the next one begins, until --minutes are over."""
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); import gpu\n"
-        "def broken(setting):\n"
-        "    'Breaks.'\n"
+        "def fails(setting):\n"
+        "    'Fails.'\n"
         "    setting.add('before', 1.0)\n"
-        f"    {body}\n"
-        "gpu.STAGES['faults'] = broken; sys.exit(gpu.main())"
+        "    raise RuntimeError('no such kernel')\n"
+        "def hangs(setting):\n"
+        "    'Hangs.'\n"
+        "    gpu.LEAST_S = 600\n"
+        "    gpu.subprocess.run(['sleep', '1000'])\n"
+        "gpu.STAGES |= {'faults': fails, 'images': hangs}\n"
+        "sys.exit(gpu.main())"
     )
-    given = [str(ROOT / "benchmarks"), "faults", "--dry", "--out", str(tmp_path), *options]
+    stages = ["faults", "images", "warm"]
+    given = [str(ROOT / "benchmarks"), *stages, "--dry", "--out", str(tmp_path), "--limit", "1", "--minutes", "9"]
     called([sys.executable, "-c", code, *given], code=1)
-    figures = json.loads((tmp_path / "gpu.json").read_text())["figures"]
-    begun = not says.startswith("not begun")
-    assert [(f["name"], f["value"]) for f in figures] == [("before", 1.0)] * begun + [("failed", says)]
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["machine"]["small"] is True
+    assert [(one["stage"], one["name"], one["value"]) for one in found["figures"]] == [
+        ("faults", "before", 1.0), ("faults", "failed", "no such kernel"),
+        ("images", "failed", "cut short by --limit or --minutes"), ("warm", "failed", "not begun: --minutes are over"),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -308,6 +315,7 @@ def test_a_figure_says_whether_its_target_is_met() -> None:
 @NEEDS_GPT
 @needs("conf/model/resnet.yaml")
 @pytest.mark.parametrize("name", sample_of(["ranks"], [*bench.CASES]))
+@pytest.mark.usefixtures("forking")
 def test_a_case_is_measured(name: str) -> None:
     row = bench.row_of(name, blocks=1, cpu=name == "mlp")
     assert row.ratio == pytest.approx(row.ours / row.bare)

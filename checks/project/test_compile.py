@@ -1,5 +1,5 @@
-"""hardware.compile, mostly without torch's code generator, which takes minutes: the backend aot_eager traces the same
-graphs and runs them with eager kernels."""
+"""hardware.compile, mostly without torch's code generator, which takes minutes: the backend eager runs the graphs that
+dynamo traces; aot_eager also traces their gradients, and runs both with eager kernels."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from samebits.compiling import CompiledChain, compile_report, for_evaluation
 from samebits.data import EvalPlan
 from samebits.errors import ConfigError
 from samebits.testing import compose, last_checkpoint, metrics, result, start_run, without_code_generator
-from samebits.testing.processes import slow
 
 real = torch.compile
 
 
 @pytest.fixture
-def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """torch.compile by aot_eager; the modes that were asked for."""
-    with without_code_generator(monkeypatch) as asked:
+def modes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """torch.compile by aot_eager, or by the backend that a case gives; the modes that were asked for."""
+    with without_code_generator(monkeypatch, getattr(request, "param", "aot_eager")) as asked:
         compile_report(lambda line: None)
         yield asked
 
@@ -52,11 +51,12 @@ def said(run: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more",
+    ("modes", "more"),
     [
-        ("model.hidden=[16]", "trainer.ema_decay=0.9"),
-        slow(("model.hidden=[16]", "hardware.micro_batch_size=10", "trainer.ema_decay=0.9")),
+        ("aot_eager", ("model.hidden=[16]", "trainer.ema_decay=0.9")),
+        ("eager", ("model.hidden=[16]", "hardware.micro_batch_size=10", "trainer.ema_decay=0.9")),
     ],
+    indirect=["modes"],
 )
 def test_a_compiled_run_is_an_eager_one(tmp_path: Path, modes: list[Any], more: tuple[str, ...]) -> None:
     """Losses, scores and weights: 250 samples of a split are scored in batches of 24, the last of which is filled up;
@@ -78,7 +78,7 @@ def test_a_compiled_run_is_an_eager_one(tmp_path: Path, modes: list[Any], more: 
 
 
 GPT = (
-    "data=tokens", "data.window=12", "model=gpt", "model.width=16", "model.heads=2", "model.layers=3",
+    "data=tokens", "data.window=12", "model=gpt", "model.width=16", "model.heads=2", "model.layers=2",
     "model.separator=0", "task=next_token", "logger=none", "hardware=cpu", "hardware.num_threads=1",
     "trainer.max_steps=4", "trainer.global_batch_size=8", "trainer.log_every=1", "trainer.eval_every=2",
 )  # fmt: skip
@@ -87,13 +87,14 @@ GPT = (
 @pytest.mark.slow
 @NEEDS_GPT
 @pytest.mark.parametrize(
-    "more",
+    ("modes", "more"),
     [
-        ("trainer.ema_decay=0.9", "hardware.micro_batch_size=3"),
-        slow(("hardware.activation_checkpointing=auto", "model.dropout=0.1")),
-        slow(("hardware.precision=bf16-weights",)),
-        slow(("trainer=ddp", "hardware.num_procs=2")),
+        ("eager", ("trainer.ema_decay=0.9", "hardware.micro_batch_size=3")),
+        ("aot_eager", ("hardware.activation_checkpointing=auto", "model.dropout=0.1")),  # aot splits the graphs
+        ("eager", ("hardware.precision=bf16-weights",)),
+        ("eager", ("trainer=ddp", "hardware.num_procs=2")),
     ],
+    indirect=["modes"],
 )
 def test_compiled_block_by_block_is_eager(tmp_path: Path, modes: list[Any], more: tuple[str, ...]) -> None:
     """Names of weights, too; and blocks of one kind are compiled once, not each."""

@@ -153,7 +153,7 @@ def test_ranks_are_profiled_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_run_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with without_code_generator(monkeypatch):
+    with without_code_generator(monkeypatch, "eager"):
         run = start_run(tmp_path / "run", *SHORT, "profiler=simple", "hardware.compile=default")
     found = profile(run)
     assert found["seconds"]["forward"] > 0

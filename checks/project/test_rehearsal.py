@@ -205,9 +205,9 @@ def test_a_rehearsal_compiles_nothing_and_decides_nothing_of_what_is_compiled(
 ) -> None:
     common = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "hardware.compile=default", "model.dropout=0.3",
               "trainer.global_batch_size=24", "hardware.eval_batch_size=17")  # fmt: skip
-    with without_code_generator(monkeypatch):
+    with without_code_generator(monkeypatch, "eager"):
         one = start_run(tmp_path / "with", *common)
-    with without_code_generator(monkeypatch):
+    with without_code_generator(monkeypatch, "eager"):
         monkeypatch.setattr(lab.run, "rehearse", lambda *_: None)
         other = start_run(tmp_path / "without", *common)
     assert_equal(last_checkpoint(one), last_checkpoint(other))

@@ -147,17 +147,19 @@ def test_killed_at_a_write_of_its_end_it_ends_as_undisturbed(case: Case) -> None
         case.equals_killed_at(writes.index(window))
 
 
+KILLS = {"one rank": 4, "no save but the last": 2}  # of each of its processes; of other cases 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    ("case", "every"),
-    [(name, sample_of({"one rank": 16}.get(name, 100 if name.startswith("shards") else 60), 1)) for name in CASES],
-    indirect=["case"],
+    ("case", "kills"), [(name, sample_of(KILLS.get(name, 1), None)) for name in CASES], indirect=["case"]
 )
-def test_killed_at_any_write_it_ends_as_undisturbed(case: Case, every: int) -> None:
-    """every: so many writes lie between two that are tried; none, with TESTS_ALL=1."""
+def test_killed_at_any_write_it_ends_as_undisturbed(case: Case, kills: int | None) -> None:
+    """kills: at so many writes, drawn at random; None, with TESTS_ALL=1: at each."""
     dice = random.Random(len(case.overrides))
     for after, writes in enumerate(case.undisturbed()):
-        for number, write in enumerate(range(dice.randrange(every), len(writes), every)):
+        numbers = range(len(writes))
+        for number, write in enumerate(dice.sample(numbers, kills) if kills else numbers):
             again = [dice.randrange(len(writes) // 2)] if number % 3 == 2 else []  # and so is the run that goes on
             case.equals_killed_at(write, *again, after=after)
