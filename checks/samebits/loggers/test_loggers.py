@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from common import QUICK, TRAIN
+from sweeps import call
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
@@ -85,9 +86,9 @@ def test_both_hold_what_metrics_holds_after_a_kill_too(tmp_path: Path, monkeypat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of this process, which reads
     run = tmp_path / "run"
-    overrides = (*RUN, "logger=[tensorboard,mlflow,csv]", "trainer.max_steps=400", "trainer.log_every=25",
-                 "trainer.eval_every=100", "trainer.save_every=40", f"hydra.run.dir={run}")  # fmt: skip
-    kill_at(run, 80, overrides)
+    overrides = (*RUN, "logger=[tensorboard,mlflow,csv]", "trainer.max_steps=100", "trainer.log_every=10",
+                 "trainer.eval_every=40", "trainer.save_every=20", f"hydra.run.dir={run}")  # fmt: skip
+    kill_at(run, 40, overrides)
     called([*TRAIN, *overrides, "resume=auto"], seconds=120)
     close(tensorboard(run), logged(run))
     assert table(run) == logged(run)
@@ -228,8 +229,8 @@ def test_the_hparams_tab_has_a_row_for_each_job_of_a_sweep(tmp_path: Path) -> No
     from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
     run = ("-m", *RUN, "logger=tensorboard", f"hydra.sweep.dir={tmp_path}/s")
-    called([*TRAIN, *run, "optim=adamw,sgd", "optim.lr=1e-3,0.1", "sweep.zip=optim,optim.lr"], seconds=120)
-    called([*TRAIN, *run, "optim=adamw", "optim.lr=1e-3", "model.dropout=0.5"], seconds=120)  # another key
+    call(*run, "optim=adamw,sgd", "optim.lr=1e-3,0.1", "sweep.zip=optim,optim.lr")
+    call(*run, "optim=adamw", "optim.lr=1e-3", "model.dropout=0.5")  # another key
     events, request_context = EventMultiplexer(), RequestContext()
     events.AddRunsFromDirectory(str(tmp_path / "s"))
     events.Reload()
