@@ -86,9 +86,9 @@ def test_both_hold_what_metrics_holds_after_a_kill_too(tmp_path: Path, monkeypat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of this process, which reads
     run = tmp_path / "run"
-    overrides = (*RUN, "logger=[tensorboard,mlflow,csv]", "trainer.max_steps=100", "trainer.log_every=10",
-                 "trainer.eval_every=40", "trainer.save_every=20", f"hydra.run.dir={run}")  # fmt: skip
-    kill_at(run, 40, overrides)
+    overrides = (*RUN, "logger=[tensorboard,mlflow,csv]", "trainer.max_steps=400", "trainer.log_every=25",
+                 "trainer.eval_every=100", "trainer.save_every=40", f"hydra.run.dir={run}")  # fmt: skip
+    kill_at(run, 80, overrides)
     called([*TRAIN, *overrides, "resume=auto"], seconds=120)
     close(tensorboard(run), logged(run))
     assert table(run) == logged(run)
