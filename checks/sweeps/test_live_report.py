@@ -23,7 +23,7 @@ from lab.program import PROGRAM
 from samebits.runs import claimed
 from samebits.sweeps.report import read_study
 from samebits.testing import metrics
-from samebits.testing.processes import called, free_port, limit, wait_for
+from samebits.testing.processes import called, free_port, limit, wait_for, warm
 
 REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 KEY = "train/loss"
@@ -157,10 +157,10 @@ def test_what_has_no_effect_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_follows_a_run_that_trains(tmp_path: Path) -> None:
     """What it has at the end is what metrics.jsonl and result.json have; it was running in between."""
-    command = [*TRAIN, *QUICK, "trainer.max_steps=8000", "trainer.log_every=20", "trainer.eval_every=1000"]
+    command = [*TRAIN, *QUICK, "trainer.max_steps=4000", "trainer.log_every=20", "trainer.eval_every=1000"]
     seen: list[tuple[str, int]] = []
     with served(str(tmp_path), "--serve", "0") as (address, _):
-        training = subprocess.Popen([*command, f"hydra.run.dir={tmp_path}/run"], stderr=subprocess.DEVNULL)
+        training = warm.Popen([*command, f"hydra.run.dir={tmp_path}/run"], stderr=subprocess.DEVNULL)
         try:
             while not seen or seen[-1][0] != "finished":
                 for run in data(address)["runs"]:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from common import QUICK, ROOT, TRAIN
 from fork import copy_of_the_project, run_python
+from sweeps import call
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
@@ -160,8 +161,7 @@ def test_save_best_gives_an_experiment_that_gives_the_same_scores(tmp_path: Path
         "optim/schedule=step", "trainer.clip_norm=null", "trainer.max_steps=4", "trainer.max_epochs=null", "seed=1,2",
         "+data.transforms.flip={_target_:lab.transforms.fields.RandomFlip,field:x,dim:-1,seed:3}", "sweep=lr",
     ]  # fmt: skip
-    command = [*TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}/lr"]
-    called(command, seconds=100)
+    call("-m", *options, f"hydra.sweep.dir={tmp_path}/lr")
     said = run_python(project.root, "src/report.py", str(tmp_path / "lr"), "--save-best")
     assert "./run train experiment=best_lr" in said.stdout
     experiment = project.conf / "experiment/best_lr.yaml"

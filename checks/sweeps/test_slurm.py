@@ -16,7 +16,7 @@ from shell import clone_with_environment
 from sshd import LACKS, connected, git
 
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, status
-from samebits.testing.processes import called, limit, processes_with, wait_for
+from samebits.testing.processes import called, limit, processes_with, wait_for, warm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 TRAIN_LINE = " ".join([sys.executable, str(ROOT / "src/train.py"), *QUICK])
@@ -96,7 +96,7 @@ def test_preempted_jobs_are_requeued_and_end_as_undisturbed_ones(slurm: Cluster,
 
 def sweep(slurm: Cluster, sweep_dir: Path, *overrides: str) -> subprocess.Popen[str]:
     command = [*TRAIN, "-m", "hydra/launcher=slurm", f"hydra.sweep.dir={sweep_dir}", *QUICK, *overrides]
-    return subprocess.Popen(command, env=slurm.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return warm.Popen(command, env=slurm.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_a_sweep_of_batch_jobs_one_of_which_is_signalled(slurm: Cluster, tmp_path: Path) -> None:

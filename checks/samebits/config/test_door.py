@@ -141,13 +141,12 @@ READ = {
 
 
 def damaged() -> list[tuple[str, str, str]]:
-    """(command, file, kind): each file with each kind of damage, and with each command that needs it."""
+    """(command, file, kind): each file with each command that needs it; each kind of damage."""
     found = []
     for name, commands in READ.items():
         commands = [command for command in commands if command in COMMANDS]
         kinds = [*DAMAGED, *(OF_A_CONFIG if name == "config.yaml" else ())]
-        for number in range(max(len(commands), len(kinds)) if commands else 0):
-            found.append((commands[number % len(commands)], name, kinds[number % len(kinds)]))
+        found += [(command, name, kinds[(len(found) + number) % len(kinds)]) for number, command in enumerate(commands)]
     of_any_text = [("report", "metrics.jsonl", "folder"), ("verify", "metrics.jsonl", "huge"),
                    ("report", "uncommitted.diff", "huge"), ("verify", "uncommitted.diff", "folder")]  # fmt: skip
     return found + [case for case in of_any_text if case[0] in COMMANDS]

@@ -61,17 +61,13 @@ def test_what_a_terminal_cannot_show_is_escaped(
 
 @pytest.mark.slow
 def test_names_of_another_script_on_a_terminal_of_ascii(tmp_path: Path) -> None:
-    """From the pack to the report, in the environment that ./run makes of LC_ALL=C."""
+    """From the pack to the report, in the environment that ./run makes of LC_ALL=C; all in one new Python."""
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "1", "PYTHONIOENCODING": "ascii"}
     path, run = tmp_path / "模.h5", tmp_path / "größe"
     with h5py.File(path, "w") as file:
         file["图像"], file["标签"] = np.zeros((40, 1, 8, 8), np.uint8), np.arange(40) % 3
         file["标签"].attrs["类"] = ["猫", "狗", "鱼"]
 
-    def said(command: str, *words: object) -> str:
-        return called([sys.executable, ROOT / f"src/{command}.py", *words], env=environment, fresh=True).stdout
-
-    assert r"x could be \u56fe\u50cf" in said("h5", "inspect", path)
     fields = (
         "data=h5",
         f"data.path='{path}'",
@@ -79,9 +75,19 @@ def test_names_of_another_script_on_a_terminal_of_ascii(tmp_path: Path) -> None:
         "data.fields.y='标签'",
         "data.split_ratio=80/10/10",
     )
-    said("train", *QUICK, *fields, "data.num_outputs=3", "trainer.max_steps=1", "name='模'", f"hydra.run.dir='{run}'")
-    assert r"gr\xf6\xdfe" in said("verify", run)
-    said("report", run, "--out", tmp_path / "报告")
+    more = ("data.num_outputs=3", "trainer.max_steps=1", "name='模'", f"hydra.run.dir='{run}'")
+    commands = [("h5", "inspect", path), ("train", *QUICK, *fields, *more), ("verify", run),
+                ("report", run, "--out", tmp_path / "报告")]  # fmt: skip
+    code = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT / "src")!r})
+for name, *words in {[[*map(str, words)] for words in commands]!a}:
+    sys.argv = [name + ".py", *words]
+    assert not runpy.run_path({str(ROOT / "src")!r} + f"/{{name}}.py", run_name="command")["main"]()
+"""
+    said = called([sys.executable, "-c", code], env=environment, fresh=True).stdout
+    assert r"x could be \u56fe\u50cf" in said
+    assert r"gr\xf6\xdfe" in said
     assert r"\u56fe\u50cf" in (tmp_path / "报告" / "report.html").read_text("utf-8")  # in its JSON
 
 
@@ -90,6 +96,9 @@ def test_a_line_of_the_log_steers_nothing(tmp_path: Path, capsys: pytest.Capture
         logging.getLogger("samebits").warning("two\nlines, %s", EVIL)
     assert capsys.readouterr().err == f"two\nlines, {SHOWN}\n"
     assert (tmp_path / "train.log").read_text().endswith(f"two\nlines, {SHOWN}\n")
+
+
+CHANGES = ("value", "key", "monitor", "target", "status", "environment", "weights")  # the first four: of its config
 
 
 def changed(run: Path, name: str) -> None:
@@ -119,18 +128,21 @@ def changed(run: Path, name: str) -> None:
 
 
 @pytest.mark.one_quick(3)
-@pytest.mark.parametrize("name", ["value", "key", "monitor", "target", "status", "environment", "weights"])
+@pytest.mark.parametrize("name", CHANGES)
 def test_no_command_prints_what_steers_a_terminal(
     name: str, stranger: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]  # noqa: F811
 ) -> None:  # fmt: skip
     run = stranger()
     changed(run, name)
     named = run.rename(run.with_name("\x1b]0;x\x07run"))
-    for command, *words in (
+    commands = (
         ("evaluate", named), ("report", named, named / "..", "--out", tmp_path / "report"),
         ("verify", named, "--steps", 1), ("train", f"resume='{named}'", "trainer.max_steps=5"),
         ("export", named, tmp_path / "w.pt"), ("sync", named, "--offline", tmp_path / "none" / "offline"),
-    ):  # fmt: skip
+    )  # fmt: skip
+    number = CHANGES.index(name)
+    # the config is checked at one door for all commands, so each of its changes is shown to every other one
+    for command, *words in commands[number % 2 :: 2] if number < 4 else commands:
         if not (ROOT / f"src/{command}.py").exists():  # a fork may lack it
             continue
         main(f"{command}.py", *words)

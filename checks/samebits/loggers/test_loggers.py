@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from common import QUICK, TRAIN
+from sweeps import call
 
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
@@ -228,8 +229,8 @@ def test_the_hparams_tab_has_a_row_for_each_job_of_a_sweep(tmp_path: Path) -> No
     from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
     run = ("-m", *RUN, "logger=tensorboard", f"hydra.sweep.dir={tmp_path}/s")
-    called([*TRAIN, *run, "optim=adamw,sgd", "optim.lr=1e-3,0.1", "sweep.zip=optim,optim.lr"], seconds=120)
-    called([*TRAIN, *run, "optim=adamw", "optim.lr=1e-3", "model.dropout=0.5"], seconds=120)  # another key
+    call(*run, "optim=adamw,sgd", "optim.lr=1e-3,0.1", "sweep.zip=optim,optim.lr")
+    call(*run, "optim=adamw", "optim.lr=1e-3", "model.dropout=0.5")  # another key
     events, request_context = EventMultiplexer(), RequestContext()
     events.AddRunsFromDirectory(str(tmp_path / "s"))
     events.Reload()

@@ -101,17 +101,24 @@ def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str
     )  # fmt: skip
     two = (*FSDP, "hardware.micro_batch_size=6")
     ways = {"ddp": ("trainer=ddp", "hardware.num_procs=2", "hardware.micro_batch_size=6"), "fsdp": two}
-    if model != "mlp":
-        ways["again"] = (*two, "hardware.activation_checkpointing=auto")
+    if model == "resnet":
+        ways["fsdp"] = (*two, "hardware.activation_checkpointing=auto")
     if model == "gpt":
-        ways["three"] = ("trainer=fsdp", "hardware.num_procs=3")
+        ways["three"] = ("trainer=fsdp", "hardware.num_procs=3", "hardware.activation_checkpointing=auto")
     if model == "mlp":
         ways |= {
             "single": ("trainer=single",),
-            "cut each time": (*two, "trainer.fsdp.reduce_each_micro_batch=true"),
-            "kept": (*two, "trainer.fsdp.reshard_after_forward=false"),
-            "two copies": ("trainer=fsdp", "hardware.num_procs=4", "trainer.fsdp.replicas=2"),
-            "host": (*two, "trainer.fsdp.cpu_offload=true"),
+            "kept": (
+                *two,
+                "trainer.fsdp.reduce_each_micro_batch=true",
+                "trainer.fsdp.reshard_after_forward=false",
+            ),
+            "two copies": (
+                "trainer=fsdp",
+                "hardware.num_procs=4",
+                "trainer.fsdp.replicas=2",
+                "trainer.fsdp.cpu_offload=true",
+            ),
         }
     runs = {way: start_run(tmp_path / way, *common, *more) for way, more in ways.items()}
     expected = last_checkpoint(runs["ddp"])
@@ -139,12 +146,12 @@ class AtStart(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [pytest.param("gpt", marks=NEEDS_GPT), "numpy"])
 def test_first_weights_are_those_of_ddp(
-    tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[..., Path]
 ) -> None:
+    """Of a model that numpy initializes, which needs values; test_meta_init.py is about all others."""
+    plain = made(*FSDP)
     monkeypatch.setattr(lab.run, "make_callbacks", lambda config: [AtStart()])
-    common = model_overrides("mlp" if model == "numpy" else model, tokens)
     original = MLP.__init__
 
     @functools.wraps(original)
@@ -153,17 +160,16 @@ def test_first_weights_are_those_of_ddp(
         with torch.no_grad():
             self[0].weight.copy_(torch.from_numpy(np.tanh(self[0].weight.numpy())))
 
-    if model == "numpy":  # which needs values
-        monkeypatch.setattr(MLP, "__init__", by_numpy)
+    monkeypatch.setattr(MLP, "__init__", by_numpy)
     runs = [
-        start_run(tmp_path / way, *common, f"trainer={way}", "hardware.num_procs=2", "trainer.max_steps=1",
+        start_run(tmp_path / way, *QUICK, f"trainer={way}", "hardware.num_procs=2", "trainer.max_steps=1",
                   "trainer.ema_decay=0.9", "seed=5")
         for way in ("ddp", "fsdp")
     ]  # fmt: skip
     for part in ("model.pt", "ema.pt"):
         assert_equal(*(torch.load(run / part, weights_only=True) for run in runs))
-    told = "each process first builds the whole MLP in host memory" in capfd.readouterr().err
-    assert told == (model == "numpy")
+    said = [(run / "train.log").read_text() for run in (runs[1], plain)]
+    assert ["each process first builds the whole MLP in host memory" in text for text in said] == [True, False]
 
 
 @pytest.mark.slow
@@ -419,16 +425,17 @@ def test_a_run_goes_on_with_other_ranks(
 
 
 @pytest.mark.slow
-def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
+def test_whatever_reads_a_run_reads_parts(tmp_path: Path, made: Callable[..., Path]) -> None:
     """load_run, evaluate.py and export.py, on a run that was moved; the file loads in a bare model."""
-    run = start_run(tmp_path / "first", *QUICK, *FSDP, "trainer.max_steps=8", "trainer.eval_every=4")
-    moved = run.rename(tmp_path / "moved")
+    moved = Path(shutil.copytree(first := made(*FSDP), tmp_path / "moved"))
+    for file in (*moved.glob("*.json"), *moved.glob("*.yaml")):  # as if it were no longer there
+        file.write_text(file.read_text().replace(str(first), str(tmp_path / "first")))
     parts = sorted((moved / "checkpoints").glob("best_*.dcp"))[0]
     done = called([sys.executable, str(ROOT / "src/evaluate.py"), str(moved), "--json"])
     assert done.stderr == ""
     assert json.loads(done.stdout)["accuracy"] == pytest.approx(result(moved)["test/accuracy"])
     called([sys.executable, str(ROOT / "src/export.py"), str(moved), str(tmp_path / "model.pt")])
-    bare = MLP((1, 8, 8), 10, [16], 0.0)
+    bare = MLP((1, 8, 8), 10, [2, 16], 0.0)
     bare.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     for source in (moved, parts):
         model, _ = load_run(source)
@@ -439,20 +446,23 @@ def test_whatever_reads_a_run_reads_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_part_falls_back_to_the_one_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    common = (*QUICK, *FSDP, "trainer.max_steps=12", "trainer.save_every=4", "trainer.keep_best=0")
-    run = start_run(tmp_path / "run", *common, "trainer.eval_every=null")
+def test_a_damaged_part_falls_back_to_the_one_before(
+    tmp_path: Path, made: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(made(*FSDP), tmp_path / "run"))
     straight = last_checkpoint(run)
-    part = run / "checkpoints/last_000000012.dcp/__1_0.distcp"
+    for best in (run / "checkpoints").glob("best_*"):
+        sharded.delete(best)
+    part = run / "checkpoints/last_000000020.dcp/__1_0.distcp"
     os.truncate(part, part.stat().st_size // 2)
     capfd.readouterr()
     resume_run(run)
     shown = capfd.readouterr().err
     assert f"skipping damaged checkpoint: {part.parent} does not load: __1_0.distcp has" in shown
-    assert "resumed from last_000000008.dcp" in shown
+    assert "resumed from last_000000010.dcp" in shown
     assert_equal(last_checkpoint(run), straight)
-    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
-        "last_000000008.dcp", "last_000000012.damaged", "last_000000012.dcp",
+    assert sorted(p.name for p in (run / "checkpoints").glob("last_*")) == [
+        "last_000000010.dcp", "last_000000020.damaged", "last_000000020.dcp",
     ]  # fmt: skip
 
 
@@ -532,8 +542,8 @@ class Evil:
 
 
 @pytest.mark.slow
-def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=2")
+def test_an_index_runs_no_code(tmp_path: Path, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Path(shutil.copytree(made(*FSDP), tmp_path / "run"))
     monkeypatch.setenv("EVIL", str(tmp_path / "evil"))
     for path in (run / "checkpoints").iterdir():
         rest = torch.load(path / "rest.pt", weights_only=True)
@@ -722,33 +732,32 @@ def test_a_block_that_is_no_graph_is_named(tmp_path: Path) -> None:
     on_ranks(work, tmp_path / "ranks")
 
 
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    return functools.cache(lambda *overrides: start_run(tmp_path_factory.mktemp("eager") / "run", *overrides))
+
+
 @NEEDS_GPT
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [*sample_of([], [()]), ("hardware.activation_checkpointing=auto",), ("trainer.fsdp.wrap=[]",)]
 )
 def test_compiled_blocks_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: Path, more: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: Path, eager: Callable[..., Path], more: tuple[str, ...]
 ) -> None:
-    common = (*model_overrides("gpt", tokens), *FSDP, "trainer.max_steps=6", "trainer.log_every=1", *more)
-    eager = start_run(tmp_path / "eager", *common)
+    common = (*model_overrides("gpt", tokens), *FSDP, "trainer.max_steps=6", "trainer.log_every=1")
     with without_code_generator(monkeypatch):
-        compiled = start_run(tmp_path / "compiled", *common, "hardware.compile=true")
-    torch.testing.assert_close(losses(compiled), losses(eager), rtol=1e-4, atol=1e-4)
+        compiled = start_run(tmp_path / "compiled", *common, *more, "hardware.compile=true")
+    torch.testing.assert_close(losses(compiled), losses(eager(*common)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_weights_of_few_rows_are_said_to_be_padded(tmp_path: Path) -> None:
-    """3 rows over 2 processes: the second sends one of nothing."""
-    for hidden, padded in ((3, True), (16, False)):
-        run = start_run(
-            tmp_path / str(hidden), *QUICK, "trainer=fsdp", "hardware.num_procs=2", f"model.hidden=[{hidden}]",
-            "trainer.max_steps=1",
-        )  # fmt: skip
-        log = (run / "train.log").read_text()
-        assert (
-            "fsdp: padding adds 28% to the weights that are sent, because they have few rows for 2 processes" in log
-        ) == padded
+def test_weights_of_few_rows_are_said_to_be_padded(tmp_path: Path, made: Callable[..., Path]) -> None:
+    """3 rows over 2 processes: the second sends one of nothing. Rows of an even number need no padding."""
+    run = start_run(tmp_path / "run", *QUICK, *FSDP, "model.hidden=[3]", "trainer.max_steps=1")
+    said = "fsdp: padding adds 28% to the weights that are sent, because they have few rows for 2 processes"
+    assert said in (run / "train.log").read_text()
+    assert "fsdp: padding" not in (made(*FSDP) / "train.log").read_text()
 
 
 ODD = """
