@@ -113,7 +113,7 @@ def start_run(run_dir: Path, *overrides: str, own_process: bool = False) -> Path
     import_once(*overrides)
     threads = torch.get_num_threads()
     try:
-        start(program(), program().read(compose(*overrides)), run_dir, list(overrides), own_process)
+        start(program(), program().check(compose(*overrides, checked=False)), run_dir, list(overrides), own_process)
     finally:
         torch.set_num_threads(threads)
         if torch.are_deterministic_algorithms_enabled():  # the call imports torch._inductor, which takes a second
