@@ -98,7 +98,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/programs.py", '"--no-ext-diff", ', "",
      "packages/samebits/tests/runs/test_record.py::"
      "test_the_patch_holds_every_edit_whatever_git_s_user_has_set[a tool]"),
-    ("samebits/code/source.py", "total.update(hashlib.sha256(_content(file)).digest())", "pass",
+    ("samebits/code/source.py", "total.update(hashlib.sha256(_content(path)).digest())", "pass",
      "packages/samebits/tests/runs/test_record.py::test_each_edit_below_src_is_another_code[False-src/lab/loop.py]"),
     ("samebits/code/source.py", "for folder in folders[1:]:", "for folder in folders[:0]:",
      "packages/samebits/tests/runs/test_source.py::test_each_edit_of_a_package_is_another_code[rows_of/new.py-False]"),

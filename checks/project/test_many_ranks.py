@@ -22,7 +22,6 @@ from samebits.testing import assert_equal, start_run
 
 sys.path.append(str(ROOT / "benchmarks"))
 from scale_ranks import Message, listened
-from scale_shards import first_of, load_of, payload_of, rank_of, saves_of
 
 from samebits.checkpoints import Checkpoints, shard_plan, sharded
 from samebits.checkpoints.background import Copies
@@ -57,6 +56,9 @@ def test_1024_ranks_say_what_8_do(tmp_path: Path) -> None:
 
 def test_an_index_is_made_once_for_all_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any number of ranks and both kinds of checkpoints; later saves tell rank 0 four values of each rank."""
+    # at the top, each worker would import torch.distributed.checkpoint
+    from scale_shards import first_of, payload_of, rank_of
+
     made, decided, later = (Mock(wraps=call) for call in (sharded.make_index, shard_plan.own_shards, json.loads))
     monkeypatch.setattr(sharded, "make_index", made)
     monkeypatch.setattr(shard_plan, "own_shards", decided)
@@ -81,6 +83,8 @@ def test_an_index_is_made_once_for_all_saves(tmp_path: Path, monkeypatch: pytest
 
 def simulated(folder: Path, ranks: int) -> Path:
     """A checkpoint of so many ranks."""
+    from scale_shards import first_of, payload_of, rank_of
+
     with rank_of(ranks) as mesh:
         world = first_of(ranks, folder)
         Checkpoints(folder, world).save_last(payload_of(mesh, layers=2, width=32))
@@ -90,6 +94,8 @@ def simulated(folder: Path, ranks: int) -> Path:
 def test_a_resume_reads_the_index_once_and_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that a rank opens and asks for are as many with 2 ranks as with 32, and the values are those that were
     saved."""
+    from scale_shards import payload_of, rank_of
+
     counts = []
     for ranks in (2, 32):
         path = simulated(tmp_path / str(ranks), ranks)
@@ -122,6 +128,8 @@ def test_a_resume_reads_the_index_once_and_few_files(tmp_path: Path, monkeypatch
 def test_a_process_may_have_had_another_rank_before(tmp_path: Path) -> None:
     """As a process that ends one group of ranks and joins another. torch keeps the sharding of an operation's result,
     with the mesh that the first of these had, for all meshes that are equal."""
+    from scale_shards import payload_of, rank_of
+
     paths = [simulated(tmp_path / str(rank), 2) for rank in range(2)]
     for rank in range(2):
         with rank_of(2, rank) as mesh:
@@ -224,6 +232,8 @@ def test_hosts_that_do_not_share_the_directory_are_named(tmp_path: Path, monkeyp
 
 
 def test_the_benchmark_of_sharded_saves_runs(tmp_path: Path) -> None:
+    from scale_shards import load_of, saves_of
+
     costs = saves_of(2, layers=1, width=8, rounds=1, folder=tmp_path)
     assert {way: len(found) for way, found in costs.items()} == {"dcp.save": 1, "first": 1, "later": 1}
     assert min(load_of(2, max(tmp_path.glob("last_*")), layers=1, width=8)) > 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -39,7 +39,7 @@ def python_path(root: Path) -> str:
 
 def source_of(root: Path) -> str:
     """Return a digest of the current files below src/, independent of git."""
-    return _digest(root / "src", (root / "src").rglob("*"))
+    return _digest(root / "src", [root / "src"])
 
 
 def libraries_of(root: Path, first: Sequence[Path] = ()) -> dict[str, Library]:
@@ -52,10 +52,10 @@ def libraries_of(root: Path, first: Sequence[Path] = ()) -> dict[str, Library]:
     folders = code_folders(root)
     found: dict[str, Library] = {}
     for folder in folders[1:]:
-        name, files = folder.parent.name, [*folder.rglob("*")]
+        name = folder.parent.name
         found[name] = {
             "version": _version(name, sorted(folder.glob("*/__init__.py"))),
-            "source": _digest(folder, files),
+            "source": _digest(folder, [folder]),
             "place": folder.relative_to(root).as_posix(),
         }
     own = {folder.resolve() for folder in folders}
@@ -66,7 +66,7 @@ def libraries_of(root: Path, first: Sequence[Path] = ()) -> dict[str, Library]:
         tops = [elsewhere / name, *elsewhere.glob(f"hydra_plugins/{name}_*")]
         found[name] = {
             "version": _version(name, [elsewhere / name / "__init__.py"]),
-            "source": _digest(elsewhere, (path for top in tops for path in top.rglob("*"))),
+            "source": _digest(elsewhere, tops),
             "place": str(elsewhere),
         }
     return found
@@ -132,19 +132,34 @@ def _version(name: str, pages: Iterable[Path]) -> str | None:
         return None
 
 
-def _digest(folder: Path, paths: Iterable[Path]) -> str:
-    """Return a digest of the files among the paths, and of their names below the folder."""
-    total = hashlib.sha256()
-    for name, file in sorted((path.relative_to(folder).as_posix(), path) for path in paths):
-        if NOT_SOURCE.search(name) or not (file.is_symlink() or file.is_file()):
-            continue
+def _digest(folder: Path, tops: Iterable[Path]) -> str:
+    """Return a digest of the files below `tops`, and of their names below the folder. Links are not followed."""
+    total, start = hashlib.sha256(), len(str(folder)) + 1
+    for name, path in sorted((path[start:].replace(os.sep, "/"), path) for top in tops for path in _files(str(top))):
         total.update(os.fsencode(f"{name}\0"))
-        total.update(hashlib.sha256(_content(file)).digest())
+        total.update(hashlib.sha256(_content(path)).digest())
     return total.hexdigest()
 
 
-def _content(file: Path) -> bytes:
-    if file.is_symlink():
+def _files(folder: str) -> Iterator[str]:
+    """Yield the paths of the files and links below the folder that may be source."""
+    if not os.path.isdir(folder):
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if NOT_SOURCE.search(entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path)
+            elif entry.is_symlink() or entry.is_file():
+                yield entry.path
+
+
+def _content(file: str) -> bytes:
+    if os.path.islink(file):
         return os.fsencode(os.readlink(file))
-    found = file.stat()
-    return repr((found.st_size, found.st_mtime_ns)).encode() if found.st_size > MOST_OF_SOURCE else file.read_bytes()
+    found = os.stat(file)
+    if found.st_size > MOST_OF_SOURCE:
+        return repr((found.st_size, found.st_mtime_ns)).encode()
+    with open(file, "rb", buffering=0) as opened:
+        return opened.read()
