@@ -40,13 +40,13 @@ def find(needed: tuple[str, ...] = NEEDED) -> None:
     sys.exit(2)
 
 
-lost: list[OSError] = []  # why what was printed is not on the standard output
+lost: list[OSError] = []  # errors because of which printed text was lost
 
 
 def guard_output() -> None:
-    """Drop what is printed if the standard output cannot be written: a training run does not fail for its prints, and
-    no block that handles OSError blames the file that it reads. If the reason is not a closed pipe, as after `| head`,
-    print one line, and exit with status 1 at the end."""
+    """Discard printed text if the standard output cannot be written, so that a training run does not fail because of it
+    and no `except OSError` takes it for an error of the file that it reads. Unless the reason is a closed pipe, as with
+    `| head`, print one line to stderr and exit with status 1 at the end."""
 
     def guarded(call: Callable[..., object]) -> Callable[..., object]:
         def tried(*args: str) -> object:
@@ -68,10 +68,10 @@ def guard_output() -> None:
 
 
 def end() -> None:
-    """Exempt all objects from garbage collection: at its end, Python would search them for 0.4 s.
+    """Exempt all objects from garbage collection, because Python would search them for 0.4 s when it exits.
 
-    Files that are still open are flushed, because frozen objects that refer to each other, and their files, are not
-    deleted."""
+    Flush files that are still open: without garbage collection, a file in a reference cycle is not closed, and its
+    buffer would be lost."""
     for one in gc.get_objects():
         if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with suppress(Exception):  # it is closed, or not a file
@@ -92,6 +92,6 @@ except FileNotFoundError:
 gc.set_threshold(5000)
 guard_output()
 atexit.register(end)  # registered first, so called last
-# so that the code that runs is the code that is recorded, also in a copy of the project that uses another .venv
+# before installed packages, so that a copy of the project with another .venv runs its own code, which a run records
 sys.path[1:1] = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
 find()

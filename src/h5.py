@@ -28,7 +28,7 @@ VARYING = (
 
 
 def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
-    """Return the line that tells how to train on a packed file.
+    """Return the command that trains on a packed file, as a line to print.
 
     out: the file. paths: its data sets, such as train/x. sequences: names of fields with token ids of varying
     length."""

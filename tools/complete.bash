@@ -1,19 +1,19 @@
-# Tab completion of ./run in bash, and in zsh after bashcompinit, for every project made of this one; to be sourced.
-# It sets nothing up and imports no torch: without an environment it offers commands and files.
+# Tab completion of ./run in bash, and in zsh after bashcompinit; source this file once, for all projects made from this
+# one. It does not create an environment or import torch: without an environment it completes only commands and files.
 
 _complete_run() {
   local root=${COMP_WORDS[0]%/*} line=${COMP_LINE:0:$COMP_POINT} cur found command=${COMP_WORDS[1]} arguments before=
   root=${root/#\~/$HOME}
   cur=${line##* }
   COMPREPLY=()
-  [ -f "$root/src/train.py" ] && [ -f "$root/conf/train.yaml" ] || return 0 # another run: files
+  [ -f "$root/src/train.py" ] && [ -f "$root/conf/train.yaml" ] || return 0 # a `run` of another program: complete files
   arguments=${line#*run*"$command"}
   if [ "$COMP_CWORD" = 1 ]; then
     found=$(sed -n 's/^  \([a-z0-9]*\)  .*/\1/p' "$root/run")
   else
     case $command:$cur in
     train:-*) found="-m --cfg --help" ;;
-    train:* | tune:[!-]* | tune: | env:[!-]* | env:) # Hydra's own; it does not know our sweep=NAME
+    train:* | tune:[!-]* | tune: | env:[!-]* | env:) # by Hydra, which does not accept our short form sweep=NAME
       arguments=$(printf '%s' "$arguments" | sed 's/ sweep=[^ ]* / /g')
       found=$(COMP_LINE="train.py $arguments" "$root/.ci/python" "$root/src/train.py" --shell-completion query=bash)
       ;;
@@ -32,7 +32,7 @@ _complete_run() {
   fi 2>/dev/null </dev/null
   COMPREPLY=($(compgen -W "$found" -- "$cur"))
   case ${#COMPREPLY[@]}:${COMPREPLY[0]} in 1:*[=./]) compopt -o nospace 2>/dev/null ;; esac
-  # bash replaces what follows the last = alone
+  # bash replaces only the text after the last =, so remove the text before it from the words
   case $COMP_WORDBREAKS:$cur in *=*:*=*) before=${cur%=*}= ;; esac
   COMPREPLY=("${COMPREPLY[@]#"$before"}")
 }

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Write constraints.txt: the versions, in this environment, of all that the extra `dev` needs. ./run installs these.
+"""Write constraints.txt, the versions that ./run installs: this environment's, of all that the extra `dev` needs.
 
     ./run python tools/constraints.py             # after all tests have passed with them
-    ./run python tools/constraints.py --check     # writes nothing; what ./run lint asks
+    ./run python tools/constraints.py --check     # writes nothing; ./run lint runs this
 
-A version that does not take each Python of `requires-python` gets a marker; older Pythons take what pyproject.toml
-allows. Exit status of --check: 1 where pyproject.toml asks for what is not pinned, or for another version.
+A version that does not support every Python of `requires-python` gets a marker; for the other Pythons pip chooses a
+version that pyproject.toml allows. Exit status of --check: 1 if a requirement of pyproject.toml has no pin, or one that
+it does not allow.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from packaging.version import Version
 
 if sys.version_info >= (3, 11):
     import tomllib
-else:  # mypy and pytest bring it along
+else:  # mypy and pytest install it
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = "constraints.txt"
-NOT_PINNED = ("samebits", "h5rows")  # from packages/, vendor/ or an address of git
+NOT_PINNED = ("samebits", "h5rows")  # installed from packages/, vendor/ or a git address
 HEAD = """\
 # The versions with which all tests passed, of all that the extra dev needs: what ./run installs, by pip or uv.
 # Without this file it takes what pyproject.toml allows. Written by tools/constraints.py.
@@ -38,8 +39,8 @@ HEAD = """\
 
 
 def required(project: dict[str, Any], extras: Iterable[str] = ("dev",)) -> Iterator[Requirement]:
-    """What the project and these extras ask for, and in turn the extras and the libraries of packages/ that they name,
-    as in lab[all,zarr]."""
+    """Yield the requirements of the project and these extras. The project's own extras and the libraries of packages/,
+    such as lab[all,zarr], are replaced by their requirements."""
     ours = {canonicalize_name(one["name"]): one for one in (project, *libraries())}
     ahead: list[tuple[str, str | None]] = [(canonicalize_name(project["name"]), extra) for extra in (None, *extras)]
     done: set[tuple[str, str | None]] = set()
@@ -57,13 +58,13 @@ def required(project: dict[str, Any], extras: Iterable[str] = ("dev",)) -> Itera
 
 
 def libraries() -> list[dict[str, Any]]:
-    """`project` of each pyproject.toml in packages/."""
+    """Return the table `project` of each pyproject.toml in packages/."""
     files = sorted(ROOT.glob("packages/*/pyproject.toml"))
     return [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
 
 
 def disagreements(project: dict[str, Any], constraints: str) -> list[str]:
-    """A line for each requirement that has no pin, or one that it does not allow; for each line that is no pin."""
+    """Return a line for each requirement that has no pin or does not allow it, and for each line that is not a pin."""
     pins: dict[str, Version] = {}
     found = []
     for line in constraints.splitlines():
@@ -83,7 +84,7 @@ def disagreements(project: dict[str, Any], constraints: str) -> list[str]:
 
 
 def pinned(project: dict[str, Any]) -> str:
-    """The file's text, of the distributions that are installed."""
+    """Return the text of constraints.txt for the distributions that are installed here."""
     minors = [f"3.{minor}" for minor in range(30) if SpecifierSet(project["requires-python"]).contains(f"3.{minor}")]
     pins, done = {}, set()
     ahead = [(one.name, extra) for one in required(project) for extra in ("", *one.extras)]
@@ -99,7 +100,7 @@ def pinned(project: dict[str, Any]) -> str:
         taken = [one for one in minors if SpecifierSet(found.metadata["Requires-Python"] or "").contains(f"{one}.0")]
         marks = [f'python_version >= "{taken[0]}"'] if taken[0] != minors[0] else []
         marks += [f'python_version <= "{taken[-1]}"'] if taken[-1] != minors[-1] else []
-        version = found.version.partition("+")[0]  # a build for the CPU, for CUDA
+        version = found.version.partition("+")[0]  # without +cpu or +cu130: any build of the version
         if name not in NOT_PINNED:
             pins[canonicalize_name(name)] = f"{name}=={version}" + (f" ; {' and '.join(marks)}" if marks else "")
         for text in found.requires or []:

@@ -6,8 +6,8 @@
     ./run fork --without gan                   # later, in a fork
     ./run fork --update TEMPLATE@v0.3.1        # later, in a fork: newer libraries
 
-Reads the files that git tracks. Needs git, ruff, pip and nothing else, so that it runs before an environment is made.
-parts.py lists what can be left out, libraries.py where the libraries come from.
+It reads the files that git tracks, and needs only git, ruff and pip, so that it runs before there is an environment.
+parts.py lists the parts that can be left out, libraries.py the places that the libraries can come from.
 
 Exit status: 0 done, 2 a mistake in the arguments; then nothing is changed.
 """
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
 ENGINE = "packages/"
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
-# Files that name the template's package and go on to: history, runs of older versions, the engine, and this.
+# Files in which the package is not renamed: the libraries, the tools, and pages about the template or its history.
 VERBATIM = (ENGINE, "vendor/", "tools/", "docs/fork.md", "docs/remote_data.md", "CHANGELOG.md", "LICENSE")
 SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of `moved` in project.py: import paths that saved configs have
 ANSWERS = ".copier-answers.yml"
@@ -74,7 +74,7 @@ def main() -> int:
             raise Mistake("give a package name, or --without and parts to leave out; --help has more")
         if args.package:
             libraries.check(args.libraries)
-            if os.environ.get("COPIER_OPERATION") != "update":  # else it has its name
+            if os.environ.get("COPIER_OPERATION") != "update":  # an updated fork has its name already
                 check_name(package, present)
         check_folder(args.into or ROOT, keeps=args.into is not None)
         with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def main() -> int:
     except Mistake as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if "COPIER_OPERATION" not in os.environ:  # copier has words of its own, and makes several copies for an update
+    if "COPIER_OPERATION" not in os.environ:  # copier prints its own messages, and makes several copies for an update
         folder = (args.into or ROOT).resolve()
         left = f", left out: {', '.join(without)}" if without else ""
         print(f"{folder}: the package is {package}{left}")
@@ -121,11 +121,11 @@ def update(source: str, package: str) -> int:
     return 0
 
 
-# -- what was asked --------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------------------------
 
 
 def own_package(root: Path) -> str:
-    """The folder of src that hands the project to the engine."""
+    """Return the name of the project's package: the folder of src that has a project.py."""
     found = [path.parent.name for path in (root / "src").glob("*/project.py")]
     if len(found) != 1:
         raise Mistake(f"src: expected one package with a project.py, found {found or 'none'}")
@@ -133,7 +133,7 @@ def own_package(root: Path) -> str:
 
 
 def chosen(names: list[str]) -> list[str]:
-    """In the order of PARTS."""
+    """Return the given parts in the order of PARTS."""
     for name in names:
         if name not in PARTS:
             near = difflib.get_close_matches(name, PARTS, 1)
@@ -167,7 +167,7 @@ def check_name(name: str, present: str) -> None:
 
 
 def own_names() -> set[str]:
-    """Top-level folders, and modules that commands and tests import by their bare name."""
+    """Return names that a package cannot have: top-level folders, and modules that are imported without a package."""
     files = [*ROOT.glob("src/*"), *ROOT.glob("packages/*"), *ROOT.glob("tests/*"), *ROOT.glob("tools/*")]
     return {path.stem for path in files} | {path.name for path in ROOT.iterdir() if path.is_dir()} | {libraries.FOLDER}
 
@@ -182,20 +182,21 @@ def file_with_variable(name: str) -> str | None:
 
 
 def installed(name: str) -> bool:
-    """Not a fork of this name that is there already, which copier updates from its own environment."""
+    """Return whether a package of this name is in site-packages. A fork that copier updates is not: it is editable."""
     spec = find_spec(name)
     return spec is not None and "-packages/" in f"{spec.origin} {spec.submodule_search_locations}"
 
 
 def required() -> set[str]:
-    """Import names of what pyproject.toml names: its distributions, as far as these are spelled like their modules."""
+    """Return import names of the distributions in pyproject.toml, if these have the names of their modules."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     named = {re.split(r"[-_]", found)[0] for found in re.findall(r'"([a-z0-9_-]+)>=', text)}
     return named | set(re.findall(r'"([a-z0-9_]+)(?:>=|",)', text))
 
 
 def check_folder(folder: Path, keeps: bool) -> None:
-    """What is overwritten must be in git. keeps: the folder is another than this one, and may be new."""
+    """Raise Mistake unless git can restore all files that will be overwritten. keeps: True for a folder other than this
+    one, which may be new."""
     if keeps and (not folder.exists() or not {path.name for path in folder.iterdir()} - {".git", ANSWERS}):
         return
     command = ["git", "status", "--porcelain", "--untracked-files=normal"]
@@ -219,7 +220,7 @@ def tracked(root: Path) -> list[str]:
 
 
 def delete(tree: Path, names: Iterable[str]) -> None:
-    """Files and folders; a folder that is left empty goes too."""
+    """Delete files and folders, and then the folders that are empty."""
     for name in names:
         path = tree / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -240,7 +241,7 @@ def delete_marked(tree: Path) -> None:
 
 
 def delete_entries(tree: Path, parts: Iterable[Part]) -> None:
-    """The lines of pyproject.toml that begin with a folder that has gone, and the extras of parts."""
+    """Delete lines of pyproject.toml that begin with a deleted folder, and the extras of parts."""
     file = tree / "pyproject.toml"
     for folder in (path.name for path in ROOT.iterdir() if path.is_dir() and not (tree / path.name).exists()):
         edit(file, rf'^ *"{re.escape(folder)}/.*\n', "")
@@ -255,9 +256,8 @@ def edit(path: Path, pattern: str, new: str | Callable[[re.Match[str]], str]) ->
 
 
 def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
-    """Take what names a deleted file, an option or a command out of the pages: rows of tables, sentences, lines of
-    code. The same for comments of conf/. packages/ and checks/ may be named, but not in the README: the template has
-    them."""
+    """Delete sentences, rows of tables and lines of code that name a deleted file, option or command, in pages and in
+    comments of conf/. Pages other than the README may name packages/ and checks/, which the template has."""
     gone = list(deleted)
     outside = [name for name in gone if not name.startswith(("packages/", "checks/"))]
     rows = "|".join(re.escape(name) for part in parts for name in part.names)
@@ -287,7 +287,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
 
 
 def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
-    """What a page says of these files: their names, folders, `group=option`, `./run command`."""
+    """Return a pattern of the words by which a page names these files: name, folder, group=option, ./run command."""
     names = set(deleted) | {name.removeprefix("src/") for name in deleted}
     names |= {Path(name).name for name in deleted if name.startswith("docs/")}
     text = "\n".join(deleted)
@@ -303,7 +303,7 @@ def without_sections(text: str, told: re.Pattern[str]) -> str:
 
 
 def without_sentences(text: str, told: re.Pattern[str]) -> str:
-    """Without the sentences that match; of a table the clauses, or the row; of code and yaml the lines."""
+    """Return a page without the sentences that match; in tables the clause or the row, in code and yaml the line."""
     kept, code = [], False
     for block in re.split(r"(?<=\n)(?=\n|\||```|    |  - |- |\d+\. |#)", text):
         code ^= block.startswith("```")
@@ -329,7 +329,7 @@ def without_sentences(text: str, told: re.Pattern[str]) -> str:
 
 
 def rename(tree: Path, package: str) -> None:
-    """The word, wherever it stands alone, in contents and in paths."""
+    """Rename the package in contents and in paths, if its name is a whole word there."""
     for path in sorted(one for one in tree.rglob("*") if one.is_file()):
         name = path.relative_to(tree).as_posix()
         if name.startswith(VERBATIM):
@@ -342,7 +342,7 @@ def rename(tree: Path, package: str) -> None:
         changed = re.sub(rf"(?<![\w-]){OLD}(?![\w-]){saved}", package, text)
         if changed != text:
             path.write_text(changed, encoding="utf-8")
-    if more := 3 * (len(package) - len(OLD)):  # lines that name it up to three times; the formatter's limit stays
+    if more := 3 * (len(package) - len(OLD)):  # a line may name it three times; only the linter's limit is raised
         edit(tree / "pyproject.toml", r"^max-line-length = 120.*$", f"max-line-length = {120 + max(more, 0)}")
         edit(tree / ".yamllint", r"max: 120", f"max: {120 + max(more, 0)}")
     for folder in sorted(tree.rglob(OLD), reverse=True):
@@ -351,8 +351,8 @@ def rename(tree: Path, package: str) -> None:
 
 
 def name_owner(tree: Path, title: str, author: str, terms: str) -> None:
-    """README, LICENSE and pyproject.toml are the fork's."""
-    intro = f"# {title}\n\nMade from a template for PyTorch experiments; `docs/fork.md` says how it is updated.\n\n"
+    """Write the fork's title, author and license into README, LICENSE and pyproject.toml."""
+    intro = f"# {title}\n\nMade from a template for PyTorch experiments; `docs/fork.md` explains how to update it.\n\n"
     readme = (tree / "README.md").read_text(encoding="utf-8")
     (tree / "README.md").write_text(README_INTRO.sub(lambda _: intro, readme, count=1), encoding="utf-8")
     edit(tree / "mkdocs.yml", r"^site_name: .*$", lambda _: f"site_name: {json.dumps(title)}")
@@ -361,7 +361,7 @@ def name_owner(tree: Path, title: str, author: str, terms: str) -> None:
         authors = f"authors = [{{ name = {json.dumps(author)} }}]"
         edit(tree / "pyproject.toml", r"^requires-python = .*$", lambda m: f"{authors}\n{m[0]}")
     notice = r"^(Copyright \(c\) .*)$"
-    if terms == "none":  # the engine has its own
+    if terms == "none":  # packages/ has its own license
         (tree / "LICENSE").unlink()
         edit(tree / "pyproject.toml", r"^license = .*\n", "")
     elif author:
@@ -372,7 +372,7 @@ def name_owner(tree: Path, title: str, author: str, terms: str) -> None:
 
 
 def tidy(tree: Path) -> None:
-    """Sort imports and format: the package's name has another length and place. The engine stays as it is."""
+    """Sort imports and format, because the package's name has another length and place. Leave packages/ as it is."""
     names = [path.relative_to(tree).as_posix() for path in tree.rglob("*.py")]
     files = [name for name in names if not name.startswith(ENGINE)]
     for command in (["check", "--fix", "--exit-zero"], ["format"]):
@@ -400,7 +400,7 @@ def place(tree: Path, folder: Path, gone: list[str]) -> None:
         (folder / name).unlink()
     for parent in sorted({folder / one for name in gone for one in Path(name).parents}, reverse=True):
         if parent.is_dir() and all(path.name == "__pycache__" for path in parent.iterdir()):
-            shutil.rmtree(parent)  # else Python would find the old package still
+            shutil.rmtree(parent)  # otherwise Python would still find the old package
     for path in files:
         target = folder / path.relative_to(tree)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -408,12 +408,12 @@ def place(tree: Path, folder: Path, gone: list[str]) -> None:
 
 
 def place_whole(tree: Path, folder: Path) -> None:
-    """Into a folder that is not there yet: all of it or, if this process is killed, nothing of its name."""
+    """Write the tree to a new folder. If this process is killed, there is no folder of this name."""
     if folder.exists():  # copier's, or an earlier fork's, which git can restore
         place(tree, folder, gone=[])
         return
     partial = folder.absolute().with_name(f"{folder.absolute().name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
     place(tree, partial, gone=[])
     partial.rename(folder)
 

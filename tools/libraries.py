@@ -1,4 +1,4 @@
-"""Where a fork has the libraries from: wheels in vendor/, an address of git with a tag, or a copy of packages/."""
+"""Give a fork the libraries: as wheels in vendor/, by a git address with a tag, or as a copy of packages/."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import wheels
 from wheels import Mistake
 
 WHEELS, COPY = "wheels", "copy"
-FOLDER = "vendor"  # of the wheels: ./run installs what lies there
+FOLDER = "vendor"  # ./run installs the wheels in this folder
 ADDRESS = re.compile(r"git\+(\w+://.+)@([^@/:]+)")
 # a line of dependencies of pyproject.toml
 REQUIREMENT = re.compile(r'^ +"(h5rows|samebits)(?: @ git\+(.+)@(.+)#.*)?",.*$', re.MULTILINE)
@@ -94,18 +94,18 @@ def update(root: Path, source: str) -> list[str]:
 
 
 def split(source: str) -> tuple[str, str | None]:
-    """(address, tag or None)"""
+    """Return (address, tag or None) of ADDRESS[@TAG] or the path of a folder."""
     if Path(source).exists():
         return str(Path(source).resolve()), None
     address, at, tag = source.removeprefix("git+").rpartition("@")
-    if not at or re.search("[/:]", tag):  # of user@host
+    if not at or re.search("[/:]", tag):  # the @ is that of user@host
         return source.removeprefix("git+"), None
     return str(Path(address).resolve()) if Path(address).exists() else address, tag
 
 
 @contextmanager
 def checkout(address: str, tag: str | None) -> Iterator[Path]:
-    """The template at this tag, or its newest commit, in a folder that is deleted afterwards."""
+    """Yield a folder with the template at this tag or, if it is None, its newest commit; delete it afterwards."""
     if tag:
         check_tag(address, tag)
     elif Path(address).is_dir() and (changed := wheels.changes(Path(address), "packages")):
@@ -124,7 +124,7 @@ def replace(old: Path, new: Path) -> None:
 
 
 def contents(root: Path) -> dict[str, tuple[str, bytes]]:
-    """{library: (version, content)} of the fork in root."""
+    """Return {library: (version, content)} of the fork in root."""
     found = {}
     for wheel in sorted((root / FOLDER).glob("*.whl")):
         name, version = wheel.name.split("-")[:2]

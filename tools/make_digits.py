@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Make data/digits.h5 from the digits that scikit-learn carries.
+"""Make data/digits.h5 from the digits in scikit-learn.
 
     ./run pip install scikit-learn && ./run python tools/make_digits.py [FILE]
 
-scikit-learn is needed here alone; the file is part of the repository. A second run gives the same bytes (with the same
-HDF5 library). Groups train, val, test, each with image (N, 1, 8, 8) uint8 and label (N,) int64, both contiguous.
+Only this script needs scikit-learn, because the file is part of the repository. A second run gives the same bytes (with
+the same HDF5 library). Groups train, val, test, each with image (N, 1, 8, 8) uint8 and label (N,) int64, both
+contiguous.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-SEED = 1797  # of the splits
+SEED = 1797  # seed of the splits
 PER_CLASS = {"val": 25, "test": 25}  # images of each class; all others are for training
 NUM_CLASSES = 10
 LARGEST_PIXEL = 16
@@ -36,8 +37,8 @@ ATTRIBUTES = {
 
 
 def splits(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """labels: (N,) -> rows of each split, in the order of the source; the same for the same labels."""
-    random = np.random.RandomState(SEED)  # the legacy generator: its stream is frozen, default_rng's is not
+    """Return {split: rows}, ascending. labels: (N,); equal labels give equal splits."""
+    random = np.random.RandomState(SEED)  # numpy guarantees its stream in all versions, unlike that of default_rng
     rows: dict[str, list[np.ndarray]] = {"train": [], **{split: [] for split in PER_CLASS}}
     for label in range(NUM_CLASSES):
         rest = random.permutation(np.flatnonzero(labels == label))
@@ -49,7 +50,7 @@ def splits(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    """images: (N, 8, 8), pixels 0..16; labels: (N,)."""
+    """Write the file. images: (N, 8, 8), pixels 0..16. labels: (N,)."""
     pixels = np.rint(images * (255 / LARGEST_PIXEL)).astype(np.uint8)[:, None]
     beside = path.with_name(path.name + ".tmp")
     # aligned, so that a memory map of the labels is aligned too
@@ -59,7 +60,7 @@ def write(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
         file.attrs.update(ATTRIBUTES)
         for split, rows in splits(labels).items():
             group = file.create_group(split, track_order=True)
-            # a time stamp would make each run's bytes differ
+            # no time stamps, so that each run writes the same bytes
             group.create_dataset("image", data=pixels[rows], track_times=False)
             label = group.create_dataset("label", data=labels[rows].astype(np.int64), track_times=False)
             label.attrs["classes"] = [str(digit) for digit in range(NUM_CLASSES)]

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Mutate one line of the source at a time and see whether a test turns red (mutation testing).
+"""Mutate one line of the source at a time and check that a test fails (mutation testing).
 
-    ./run python tools/mutate.py --table contract                       # those of checks/helpers/mutations.py
+    ./run python tools/mutate.py --table contract                       # mutations of checks/helpers/mutations.py
     ./run python tools/mutate.py --table names --part 1/4
-    ./run python tools/mutate.py src/lab/loop.py --sample 40 --seed 1   # operators and statements, by those of TESTS
+    ./run python tools/mutate.py src/lab/loop.py --sample 40 --seed 1   # operators and statements; tests: see TESTS
     ./run python tools/mutate.py src/lab/optim.py --lines 90-120
 
-Works in a copy of the tracked files. torch is imported once; each mutation is a fork that imports the broken project
-and runs the tests until the first failure; processes that these start read the copy too. What no test notices is listed
-at the end; a mutation that exceeds its limit counts as noticed. Exit status: 1 if a mutation of a table was not
-noticed, or less than --at-least of a module's; 2 for a mistake, or tests that are red before anything is broken.
+It works in a copy of the tracked files. torch is imported once; for each mutation a forked process imports the broken
+project and runs the tests until the first failure; processes that tests start read the copy too. Mutations that no test
+notices are listed at the end; one that exceeds its time limit counts as noticed. Exit status: 1 if a mutation of a
+table is not noticed, or a smaller share of a module's than --at-least; 2 for a mistake, or if tests fail without a
+mutation.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-# module -> arguments of pytest that one would expect to notice a mutation in it, the quickest first
+# module -> arguments of pytest: the tests that should notice a mutation of the module, the fastest first
 TESTS = {
     "src/lab/loop.py": (
         "tests/lab/test_loop.py", "tests/lab/test_reference.py::test_a_run_is_what_a_plain_loop_computes",
@@ -66,7 +67,7 @@ TESTS = {
         "checks/sweeps/test_ledger.py", "checks/sweeps/test_sweep_alike.py",
     ),
 }  # fmt: skip
-LIMIT_S = 1500.0  # of the tests before anything is broken, on a machine that others use too
+LIMIT_S = 1500.0  # time limit of the tests without a mutation, on a shared machine
 
 COMPARE = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -114,7 +115,7 @@ class _Breaker(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         if self.what is not None:
             return node
-        # messages, annotations and invariants are no behaviour that a test could see
+        # skip messages, annotations and invariants: no test can observe them
         if isinstance(node, (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom, ast.arg)):
             return node
         if isinstance(node, ast.Raise):
@@ -137,7 +138,7 @@ class _Breaker(ast.NodeTransformer):
             node.args.defaults = [self.visit(d) for d in node.args.defaults]  # type: ignore[misc]
             node.body = [self.visit(s) for s in node.body]  # type: ignore[misc]
             return node
-        if isinstance(node, ast.ClassDef):  # without its decorators: that a dataclass is frozen is for its readers
+        if isinstance(node, ast.ClassDef):  # without its decorators: frozen=True of a dataclass is for readers
             node.body = [self.visit(s) for s in node.body]  # type: ignore[misc]
             return node
         for broken in _mutations(node):
@@ -148,7 +149,7 @@ class _Breaker(ast.NodeTransformer):
 
 
 def _mutations(node: ast.AST) -> Iterator[ast.AST]:
-    """What this node could be broken to."""
+    """Yield the broken versions of this node."""
     new = copy.deepcopy(node)
     if isinstance(new, ast.Compare) and len(new.ops) == 1:
         new.ops = [COMPARE[type(new.ops[0])]()]
@@ -187,7 +188,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def mutations_of(file: str, tests: Sequence[str]) -> list[Mutation]:
-    """All that _Breaker finds in a module."""
+    """Return all mutations that _Breaker finds in a module."""
     tree, found = ast.parse((ROOT / file).read_text(encoding="utf-8")), []
     while True:
         breaker = _Breaker(len(found))
@@ -199,7 +200,7 @@ def mutations_of(file: str, tests: Sequence[str]) -> list[Mutation]:
 
 
 def mutations_in(table: str) -> list[Mutation]:
-    """Return the mutations of a table. A text that is not there exactly once is a mistake: the mutation is none."""
+    """Return the mutations of a table. Raise Mistake if a row's text is not in its file exactly once."""
     found, misplaced = [], []
     for file, old, new, tests, *unseen_as in runpy.run_path(str(ROOT / "checks/helpers/mutations.py"))[table.upper()]:
         places = [ROOT / file, *ROOT.glob(f"packages/*/src/{file}")]
@@ -240,7 +241,7 @@ def check_tests(tests: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def copied_project() -> Iterator[Path]:
-    """The tracked files and the new ones in a folder of their own; whatever works there is ended with it."""
+    """Yield a temporary folder with the tracked and new files. At the end, kill all processes that work there."""
     listed = ["git", "ls-files", "-coz", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     project = Path(tempfile.mkdtemp(prefix="mutants-")).resolve()
@@ -249,7 +250,7 @@ def copied_project() -> Iterator[Path]:
             if name and (ROOT / name).is_file():
                 (project / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, project / name)
-        # by the source's bytes: two sources of one second and one size would be taken for the same
+        # checked by content: two sources of equal size, written in the same second, would count as the same
         by_bytes = py_compile.PycInvalidationMode.CHECKED_HASH
         for code in (project / "src", *project.glob("packages/*/src")):
             compileall.compile_dir(str(code), quiet=1, invalidation_mode=by_bytes)
@@ -260,7 +261,7 @@ def copied_project() -> Iterator[Path]:
 
 
 def end_all_in(folder: Path) -> None:
-    """SIGKILL to all processes that work in it."""
+    """Send SIGKILL to all processes whose current directory is in a folder."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if Path(os.readlink(entry / "cwd")).is_relative_to(folder):
@@ -268,8 +269,8 @@ def end_all_in(folder: Path) -> None:
 
 
 class _Plugin:
-    """conftest.py need not measure how slow the machine is, as each run of the tests has a limit here; and of what
-    hypothesis finds nothing is made smaller, as nobody reads it."""
+    """Give each test the time limit of the run, so that conftest.py does not measure the machine; and turn off
+    hypothesis' shrinking, because nobody reads its examples."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -289,7 +290,7 @@ class _Plugin:
 
 
 def run_tests(project: Path, arguments: Sequence[str], limit_s: float) -> str:
-    """pytest in a fork of this process: passed, failed, late, or what else it says of itself."""
+    """Run pytest in a fork of this process. Return passed, failed, late, or its exit status as text."""
     sys.stdout.flush()
     if (pid := os.fork()) == 0:
         status = 3
@@ -318,7 +319,7 @@ def run_tests(project: Path, arguments: Sequence[str], limit_s: float) -> str:
             status = os.waitstatus_to_exitcode(code) if done else None
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # what the tests left, or all of it
+            os.killpg(pid, signal.SIGKILL)  # processes that the tests left or, after the limit, all of them
     if status is None:
         os.waitpid(pid, 0)
         return "late"
@@ -327,7 +328,7 @@ def run_tests(project: Path, arguments: Sequence[str], limit_s: float) -> str:
 
 
 def judge(project: Path, mutations: Sequence[Mutation], options: Sequence[str], out: Path | None) -> list[Mutation]:
-    """Returns the mutations that no test noticed."""
+    """Run the tests on each mutation. Return the mutations that no test noticed."""
     began, tests = time.monotonic(), list(dict.fromkeys(test for b in mutations for test in b.tests))
     if (outcome := run_tests(project, [*options, *tests], LIMIT_S)) != "passed":
         log = (project / "mutant.log").read_text()[-3000:]
@@ -340,7 +341,7 @@ def judge(project: Path, mutations: Sequence[Mutation], options: Sequence[str], 
         (project / b.file).write_bytes(whole)
         if outcome == "passed":
             unseen.append(b)
-        elif outcome.startswith("pytest"):  # it cannot even be imported, so the tests have judged nothing
+        elif outcome.startswith("pytest"):  # an import error, for example: no test has run
             raise Mistake(f"{(project / 'mutant.log').read_text()[-3000:]}\n{b}: {outcome}")
         said = "UNSEEN " if outcome == "passed" else "noticed"
         print(f"{number}/{len(mutations)} {said} {time.monotonic() - began:5.1f} s  {b}", flush=True)
@@ -351,7 +352,7 @@ def judge(project: Path, mutations: Sequence[Mutation], options: Sequence[str], 
 
 
 def ended(number: int, frame: Any) -> NoReturn:
-    sys.exit(128 + number)  # the copy and what works in it go on the way out
+    sys.exit(128 + number)  # unlike the signal, this runs the `finally` of copied_project
 
 
 def main() -> int:
@@ -395,13 +396,13 @@ def main() -> int:
         import pytest
         import torch
 
-        _ = h5py, hydra, hypothesis, pytest  # once, and not in each fork
+        _ = h5py, hydra, hypothesis, pytest  # imported here, so that the forks do not import them again
         torch.set_num_threads(1)
-        for name in [name for name in os.environ if name.startswith("PYTEST_")]:  # of the tests that start this
+        for name in [name for name in os.environ if name.startswith("PYTEST_")]:  # set by a test that runs this script
             del os.environ[name]
         os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         sys.dont_write_bytecode = True
-        gc.freeze()  # no fork has to look through all of this
+        gc.freeze()  # so that garbage collections in the forks skip the objects of the imports
         with copied_project() as project:
             unseen = judge(project, mutations, ("-m", ""), given.out)  # by slow tests too
     except Mistake as mistake:

@@ -1,10 +1,10 @@
-"""What a fork may leave out, and what it never gets.
+"""Define PARTS, which a fork may leave out, and TEMPLATE_ONLY, which no fork gets.
 
-A part's files are found by its names. `byol` has the files of this stem, wherever they are:
+A part's files are found by its names. The part `byol` has all files and folders named byol:
 
     src/lab/*/byol.py   conf/*/byol.yaml   tests/lab/test_byol.py or test_task_byol.py   docs/byol.md   byol/
 
-and in pages the rows that begin with it or name one of these files; in pyproject.toml its extra.
+It also has its extra in pyproject.toml, and in pages the rows that begin with its name or name one of these files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# In other files a line that ends with "template only" is deleted from a fork; if it is a heading, with its section.
+# In other files, lines that end with "template only" are deleted from a fork; after a heading, its whole section is.
 TEMPLATE_ONLY = (
     ".ci/alone",
     ".ci/matrix",
@@ -50,7 +50,7 @@ class Part:
 
 
 def _parts(kind: str, **rows: tuple[str, ...]) -> dict[str, Part]:
-    """rows: {the part: (about, other names than this one)}"""
+    """Return {name: Part}. rows: {name of the part: (about, its further names)}."""
     return {part: Part(about, (part, *names), kind) for part, (about, *names) in rows.items()}
 
 

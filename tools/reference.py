@@ -179,7 +179,7 @@ def shown(value: yaml.Node, text: str) -> str:
 
 
 class Conf:
-    """What the yamls hold: nodes by dotted key, comments, headers."""
+    """The content of the yamls: nodes by dotted key, comments, headers."""
 
     def __init__(self) -> None:
         self.made: dict[str, Schema] = build()["definitions"]
@@ -212,7 +212,7 @@ class Conf:
         texts = [line.removeprefix("#").strip() for line in lines.splitlines()]
         typed = [re.split(r" {2,}", text, maxsplit=1) for text in texts if text.startswith("./run ")]
         commands = [f"`{one}`" for command, *_ in typed for one in command.split("; ")]
-        if len(commands) == len(typed):  # what the words after a command say of it
+        if len(commands) == len(typed):  # the words after a command describe it
             commands = [
                 " ".join([one, *(f"({note.strip('()')})" for note in notes)])
                 for one, (_, *notes) in zip(commands, typed)
@@ -220,7 +220,7 @@ class Conf:
         return " ".join(one for one in texts if not one.startswith("./run ")), commands
 
     def row(self, key: str, default: str, values: str, meaning: str, anchor: str = "") -> str:
-        """anchor: of a key that several options have; the first of them has the key itself."""
+        """Return the row of a key. anchor: its anchor, if the key itself is the anchor of another option's row."""
         if not meaning:
             self.gaps.append(key if not anchor else f"{key} ({anchor.partition(':')[0]})")
         names = [name for name in (key, anchor) if name and name not in self.anchors]
@@ -240,7 +240,7 @@ def table(rows: Iterable[str]) -> list[str]:
 
 
 def typed_rows(conf: Conf, path: Path, prefix: str, found: Schema) -> Iterator[str]:
-    """The keys of a group that a dataclass types, with the defaults of its yaml."""
+    """Yield the rows of a group's keys that a dataclass types, with the defaults of its yaml."""
     values = conf.keys(path)
     for key, node in values.items():
         if prefix and not f"{key}.".startswith(f"{prefix}."):
@@ -256,8 +256,8 @@ def typed_rows(conf: Conf, path: Path, prefix: str, found: Schema) -> Iterator[s
 
 
 def option_rows(conf: Conf, path: Path, group: str, base: Path, alike: Mapping[str, str]) -> Iterator[str]:
-    """The keys of an option, whose types are the arguments of its class; nested ones if they have a comment. alike:
-    keys that are as in the default option, which have no row."""
+    """Yield the rows of an option's keys, with the types of its class's arguments; nested keys if they have a comment.
+    alike: keys without a row, because they are equal in the default option."""
     said, values, option = conf.said(path), conf.keys(path), f"{spelled(group)}={path.stem}"
     target = values.get(f"{group}._target_")
     # the arguments of other libraries' classes depend on their version
@@ -305,13 +305,13 @@ def spelled(group: str) -> str:
 
 
 def inherited(conf: Conf, path: Path, group: str) -> list[str]:
-    """The options of the same group that a yaml builds on."""
+    """Return the options of the same group that a yaml builds on."""
     listed = (yaml.safe_load(conf.files[path]) or {}).get("defaults", [])
     return [f"{spelled(group)}={one}" for one in listed if isinstance(one, str) and re.fullmatch(r"[a-z]\w*", one)]
 
 
 def paths_of(group: str) -> list[Path]:
-    """The yamls of a group, that of the default option first."""
+    """Return the yamls of a group, the default option first."""
     listed = yaml.safe_load((CONF / "train.yaml").read_text(encoding="utf-8"))["defaults"]
     chosen = {key: value for one in listed if isinstance(one, dict) for key, value in one.items()}
     chosen |= {"optim.schedule": "cosine", "data.order": "shuffled", "data.transforms": "to_float"}
@@ -321,7 +321,7 @@ def paths_of(group: str) -> list[Path]:
 
 
 def about(conf: Conf, path: Path, group: str) -> list[str]:
-    """What an option is, from the comment at the head of its yaml, or from the docstring of its class."""
+    """Return the description of an option: the header of its yaml, or the docstring of its class."""
     text, commands = conf.header(path)
     if not text:
         wanted = (f"{group}._target_", f"{group}.{path.stem}._target_")
@@ -376,14 +376,14 @@ def section(conf: Conf, group: str) -> Iterator[str]:
 
 
 def own_of(conf: Conf, group: str) -> Schema:
-    """The run's own keys of a group whose other keys are arguments of a class."""
+    """Return the keys that the run reads in a group whose other keys are arguments of a class."""
     target = {"data": "lab.datasets.h5.Dataset", "optim": "torch.optim.AdamW"}[group]
     package = CONFIG.__name__.partition(".")[0]
     return conf.made[target.replace("lab.", f"{package}.", 1)]
 
 
 def typed_group(conf: Conf, group: str) -> Iterator[str]:
-    """One table of all keys, each with its default in the first yaml that gives it, then the options."""
+    """Yield a table of all keys, each with its default in the first yaml that has it, then the options."""
     paths = [path for path in (CONF / f"{group}_defaults.yaml", *paths_of(group)) if path in conf.files]
     seen: set[str] = set()
     rows = []
@@ -402,7 +402,7 @@ def typed_group(conf: Conf, group: str) -> Iterator[str]:
 
 
 def changes(conf: Conf, path: Path) -> str:
-    """The values that a yaml sets, as overrides."""
+    """Return the values that a yaml sets, as overrides."""
     found = [
         (key, node) for key, node in conf.keys(path).items() if isinstance(node, yaml.ScalarNode) or node.flow_style
     ]
@@ -410,7 +410,7 @@ def changes(conf: Conf, path: Path) -> str:
 
 
 def recipes(conf: Conf, group: str) -> Iterator[str]:
-    """Options that override other groups."""
+    """Yield a section for each option of a group whose options override other groups."""
     for path in paths_of(group):
         yield from (f"### `{group}={path.stem}`", "")
         yield from (line for one in about(conf, path, group) for line in (one, ""))
@@ -419,7 +419,7 @@ def recipes(conf: Conf, group: str) -> Iterator[str]:
 
 
 def compact(conf: Conf, group: str) -> Iterator[str]:
-    """A row for each option: small classes with few arguments."""
+    """Yield a table with a row for each option, for groups of small classes with few arguments."""
     yield from ("| Option | Description | Keys |", "|---|---|---|")
     for path in paths_of(group):
         keys = {key: node for key, node in conf.keys(path).items() if not key.rpartition(".")[2].startswith("_")}

@@ -76,7 +76,7 @@ def is_documented(path: str) -> bool:
 
 
 def places(module: str) -> Iterator[Path]:
-    """The files that a module of this project may be."""
+    """Yield the paths at which a module of this project may be."""
     for source in (ROOT / "src", *sorted(ROOT.glob("packages/*/src"))):
         path = source.joinpath(*module.split("."))
         yield from (path.with_suffix(".py"), path / "__init__.py")

@@ -105,7 +105,7 @@ class Host:
             )
 
     def said(self, *command: str) -> str:
-        """Return the command of the user that does an action, or its beginning."""
+        """Return the command that a user types for an action, or its beginning; for messages."""
         folder = [] if self.folder == default_folder() else ["--folder", self.folder]
         return shlex.join(["./run", "remote", *folder, self.name, *command])
 
@@ -163,7 +163,7 @@ def split(given: list[str]) -> tuple[list[str], list[str], list[str]]:
 
 
 def check_words(folder: str, host: str, options: list[str], command: list[str]) -> None:
-    """Raise Failed for words that are not in the order of ./run remote, or that it does not know."""
+    """Raise Failed for words that are in a wrong order, or that ./run remote does not accept."""
     if not re.fullmatch(r"(~/)?[\w./+@-]*[\w+@][\w./+@-]*", folder) or ".." in folder.split("/"):
         raise Failed(f"--folder {folder}: give a path of letters, digits and ./_+@-, without ..")
     commands = re.findall(r"(?:^|\\n)  ([a-z0-9]+)  +\w", (ROOT / "run").read_text(encoding="utf-8"), re.MULTILINE)
@@ -209,7 +209,7 @@ def default_folder() -> str:
 
 
 def act(host: Host, command: list[str], checkpoints: bool) -> int:
-    """Do what was asked for."""
+    """Run the command or the action. Return its exit status."""
     action, run = command[0], command[1:]
     if action not in ACTIONS:
         return show(host, submitted(host, command), checkpoints)

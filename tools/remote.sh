@@ -1,10 +1,11 @@
-# What ./run remote does on the other machine. tools/remote.py sends this file through ssh to `bash -s`, after lines that
-# set `remote`, the beginning of the user's command, and the arguments: NAME FOLDER ACTION ... The rest of the input is empty; its end says that the connection is closed.
+# The actions of ./run remote on the other machine. tools/remote.py sends this file through ssh to `bash -s`, after
+# lines that set `remote` (the beginning of the user's command) and the arguments: NAME FOLDER ACTION ... Nothing follows
+# on the input; it ends when the connection is closed.
 #
-# FOLDER/.remote/     project   the mark of a folder that may be written: which project it is a copy of
-#                     files     what was copied; only these files are ever deleted
+# FOLDER/.remote/     project   which project the folder is a copy of; without this file it is never written
+#                     files     the files that were copied; only these are ever deleted
 #                     commit    the commit of .git
-#                     copying   is there while a command is copied and started
+#                     copying   exists while a command is copied and started
 #                     runs/ID/  command, pid, log, status (written at the end), shown
 
 fail() {
@@ -12,17 +13,17 @@ fail() {
   exit 3
 }
 
-# running, running on HOST, ended STATUS, or killed
-state() {
+# Prints the state of a run: running, running on HOST, ended STATUS, or killed
+state() { # id
   local run=.remote/runs/$1 pid= host=
   [ -s "$run/status" ] || { [ ! -s "$run/pid" ] || read -r pid host _ <"$run/pid"; }
   if [ -s "$run/status" ]; then
     echo "ended $(<"$run/status")"
   elif [ -n "$host" ] && [ "$host" != "$(hostname)" ]; then # another login node: its processes cannot be seen
     echo "running on $host"
-  elif [ -n "$pid" ] && ps -o args= -p "$pid" | grep -qF "$1"; then # the number may be another process's by now
+  elif [ -n "$pid" ] && ps -o args= -p "$pid" | grep -qF "$1"; then # another process may have this pid by now
     echo running
-  elif [ -s "$run/status" ]; then # it has ended meanwhile
+  elif [ -s "$run/status" ]; then # it has ended since the first check
     echo "ended $(<"$run/status")"
   else
     echo killed
@@ -31,11 +32,11 @@ state() {
 
 runs() { [ ! -d .remote/runs ] || ls -r .remote/runs; } # the newest first
 
-# number|script of the batch jobs in SLURM's queue whose scripts are below a folder, by any of its paths
-batch_jobs() { # folder: of this one, with a / at its end; or nothing: of this one, and sweeps that its runs made elsewhere
+# Prints number|script of each batch job in SLURM's queue whose script is below a folder, by any path of the folder
+batch_jobs() { # folder in this one, with a / at its end; "": this one, and the folders of sweeps that its runs started
   local jobs id path elsewhere=() below=(-e "|$PWD/$1" -e "|$(pwd -P)/$1" -e "|$(realpath -- "${1:-.}")/")
   command -v squeue >/dev/null || return 0
-  [ "${1:0:1}" != / ] || below+=(-e "|$1") # by the path that the sweep has used, which may be a link
+  [ "${1:0:1}" != / ] || below+=(-e "|$1") # also by the path that the sweep has used, which may contain a link
   for id in $([ -n "$1" ] || runs); do
     path=$(sweep "$id")
     [ "${path:0:1}" != / ] || elsewhere+=("$path") below+=(-e "|$path/" -e "|$(realpath -- "$path")/")
@@ -49,8 +50,8 @@ batch_jobs() { # folder: of this one, with a / at its end; or nothing: of this o
   grep -F "${below[@]}" <<<"$jobs" || :
 }
 
-# Prints `attach ID` if this command runs, or ended and was not shown; otherwise what could not bear a change of code, and
-# no other command is copied until `start` or `release`.
+# Prints `attach ID` if this command is running, or has ended and was not shown. Otherwise locks the folder until
+# `start` or `release`, and prints a line for each run or job that a change of the code would break.
 begin() { # project digest
   local id jobs
   command -v rsync >/dev/null || fail "$name has no rsync: install it there"
@@ -73,7 +74,7 @@ begin() { # project digest
 
 release() { rmdir .remote/copying 2>/dev/null || :; }
 
-# Makes the folder, if there is none
+# Marks an empty folder as a copy of the project; fails for other folders without a mark
 make() { # project
   if [ ! -e .remote/project ]; then
     [ -z "$(ls -A)" ] || fail "$name:$folder: was not made by ./run remote and is not empty; nothing was changed." \
@@ -84,7 +85,8 @@ make() { # project
 
 old() { LC_ALL=C comm -z -23 .remote/files .remote/files.new; } # sorted by bytes
 
-# Prints what was copied before and is not in files.new; deletes it unless --dry-run
+# Deletes the files that were copied before and are not in files.new. Prints `deleted` if there are any. With --dry-run:
+# only prints
 clear_old() {
   [ -f .remote/files ] || return 0
   old | tr '\0' '\n' | grep -q . || return 0
@@ -97,8 +99,8 @@ start() { # id arguments...
   mkdir "$run" || fail "$name:$folder/$run: cannot be made"
   printf '%q ' "${@:2}" >"$run/command"
   : >"$run/log"
-  # sessions of their own: what ends with the connection does not reach them. `stop` sends SIGTERM to the whole group of
-  # the command, and this shell is not in it, so that it writes the status
+  # setsid: in a new session, the command does not get the SIGHUP at the end of the connection. The inner one: `stop`
+  # sends SIGTERM to the command's process group, which must not contain the shell that writes the status
   RUN_REMOTE=$remote RUN_REMOTE_HOST=$name setsid bash -c '
     run=.remote/runs/$0
     setsid ./run "$@" >>"$run/log" 2>&1 </dev/null &
@@ -113,21 +115,21 @@ start() { # id arguments...
   release
 }
 
-# The log from its beginning until the run ends, or until the connection does
+# Prints the log from its beginning until the run ends or the connection is closed
 follow() { # id
   local log=.remote/runs/$1/log shown=0 size now
   while :; do
-    now=$(state "$1") size=$(wc -c <"$log") # in this order: after the end all is in the log
+    now=$(state "$1") size=$(wc -c <"$log") # in this order: once the run has ended, the log is complete
     [ "$size" -le "$shown" ] || tail -c "+$((shown + 1))" "$log" | head -c $((size - shown)) || return
     shown=$size
     case $now in running*) ;; *) return ;; esac
     read -r -t 1 _
-    [ $? -gt 128 ] || return # not the second that has passed: the end of the input
+    [ $? -gt 128 ] || return # not a timeout but the end of the input: the connection is closed
   done
 }
 
-# `found PATH` for each directory that the run has named: of the run, or of its sweep. `none` if it trains and has no
-# directory
+# Prints `found PATH` for each directory that the log of a run names (the run's, or its sweep's), or `none` if the
+# command should have made one and did not
 directories() { # id
   local run=.remote/runs/$1 path found
   found=$({
@@ -140,7 +142,7 @@ directories() { # id
   if [ -n "$found" ]; then echo "$found"; elif trains "$1"; then echo none; fi
 }
 
-# Whether the command makes a directory: not with --help, --cfg, ...
+# Returns 0 if the command of a run makes a directory: train, without --help, --cfg, ...
 trains() { # id
   local word
   eval "set -- $(<".remote/runs/$1/command")" # as `start` has quoted it
@@ -148,7 +150,7 @@ trains() { # id
   for word in "${@:2}"; do case $word in -m | --multirun) ;; -*) return 1 ;; esac done
 }
 
-# The directory of the sweep that the run has named, in a line of its own
+# Prints the directory of a sweep: the log of a run has it on its own line, indented by two spaces
 sweep() { # id
   sed -n 's/^  //p' ".remote/runs/$1/log" | while IFS= read -r path; do
     [ ! -e "$path/sweep.json" ] || { echo "$path" && break; }
@@ -166,7 +168,7 @@ stop() { # id
     read -r _ host group <"$run/pid"
     fail "$name: $1 runs on $host, and this is $(hostname): name that host, or log in there: kill -TERM -- -$group"
     ;;
-  *) # a sweep that was submitted and left
+  *) # the command has ended, but a sweep that it submitted may have jobs in the queue
     directory=$(sweep "$1")
     if [ -d "$directory/.slurm" ]; then
       jobs=$(batch_jobs "$directory/.slurm/") || exit
@@ -179,7 +181,7 @@ stop() { # id
 
 main() {
   local name=$1 folder=$2 action=$3 id=${4:-}
-  echo "$mark" # what a profile has printed comes before
+  echo "$mark" # ignore the lines before this one: a login profile has printed them
   cd || exit
   if [ "$action" = make ]; then mkdir -p -- "$folder" && cd -- "$folder" || fail "$name:$folder: cannot be made"; else
     cd -- "$folder" 2>/dev/null && [ -f .remote/project ] ||
@@ -207,4 +209,4 @@ main() {
     ;;
   esac
 }
-main "$@"; exit # on one line: `read` in follow would take the next one
+main "$@"; exit # on one line, because bash reads the script line by line, and `read` in follow would read the next one

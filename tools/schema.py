@@ -4,9 +4,9 @@
     ./run schema            # after a new class, key or yaml
     ./run schema --check    # exit status 1 if something would be written
 
-What is known: the groups' dataclasses; the classes that a `_target_` may name, by their signatures; the options of each
-group. Descriptions are docstrings, and the yamls' own comments. `${...}` and `???` are accepted for any value. Keys
-that a class of another library takes are checked where a yaml of conf/ names this class.
+The schema is made of the groups' dataclasses, the signatures of the classes that a `_target_` may name, and the options
+of each group. Descriptions are docstrings and the comments of the yamls. `${...}` and `???` are accepted for any value.
+Arguments of a class of another library are checked only if a yaml of conf/ names the class.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ PROJECT = importlib.import_module(f"{PACKAGE}.project").PROJECT
 OURS = (f"{PACKAGE}.", "samebits.", "h5rows.", "hydra_plugins.")
 Schema = dict[str, Any]
 CONF, FILE = ROOT / "conf", "schema.json"
-NO_GROUP = ("wandb_sweep.yaml",)  # W&B's
+NO_GROUP = ("wandb_sweep.yaml",)  # read by W&B, not by Hydra
 MODELINE = re.compile(r"^# yaml-language-server: \$schema=.*\n", re.MULTILINE)
-HEADER = re.compile(r"(?:#\s*@.*\n)*")  # Hydra reads its own up to the first other line
+HEADER = re.compile(r"(?:#\s*@.*\n)*")  # Hydra reads `# @package` only above all other lines
 LATER = r"\$\{|^\?\?\?$"  # an interpolation, or a value that is still missing
-FORMS = {"ep$": INTERVAL, "d]$": DURATION, "t)$": POINT}  # by the end of the pattern
-# where a `_target_` stands: the modules whose classes are offered there. *: each entry
+FORMS = {"ep$": INTERVAL, "d]$": DURATION, "t)$": POINT}  # end of a pattern: its form in words, for messages
+# key of a node with a `_target_`: the modules whose classes are offered for it. *: each entry
 PLACES = {
     "model": ("models",),
     "data": ("datasets",),
@@ -60,7 +60,7 @@ PLACES = {
     "optim.schedule": ("optim",),
     "callback.*": ("callbacks",),
 }
-PLUGINS = {  # their options are checked against these
+PLUGINS = {  # Hydra plugin: dataclass of its options
     "hydra_plugins.samebits_sweep.PoolLauncher": PoolConfig,
     "hydra_plugins.samebits_slurm.SlurmLauncher": SlurmConfig,
     "hydra_plugins.samebits_ray.RayLauncher": RayConfig,
@@ -83,12 +83,12 @@ def ref(name: str, *inner: str) -> Schema:
 
 
 def of_hint(hint: Any, exact: bool) -> Schema:
-    """The schema of an annotation. exact: 7 is no text, as for a class's arguments."""
+    """Return the schema of an annotation. exact: do not accept a number for text, as in arguments of a class."""
     found = alternatives(hint, Rule(), exact)
     if None in found:
         return ref("value")
     words = [word for one in found for word in one.get("enum", ())]  # type: ignore[union-attr]
-    if words:  # null, true, false beside them
+    if words:  # add null, true, false to the enum
         plain = {"null": [None], "boolean": [False, True]}
         words += [word for one in found for word in plain.get(one.get("type"), ())]  # type: ignore[union-attr, arg-type]
         found = [{"enum": words}, *(one for one in found if one.get("type") not in (*plain, None))]  # type: ignore[union-attr]
@@ -106,12 +106,12 @@ def of_hint(hint: Any, exact: bool) -> Schema:
 
 
 def bare(hint: Any) -> Any:
-    """Without Annotated, at the outside."""
+    """Return an annotation without an outer Annotated."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def alternatives(hint: Any, rule: Rule, exact: bool) -> list[Schema | None]:
-    """One schema for each type of a union; None: one that no value of a yaml can be checked against."""
+    """Return a schema for each type of a union; None for a type that no value of a yaml has (a class)."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return alternatives(args[0], next((one for one in map(rule_of, args[1:]) if one), rule), exact)
@@ -145,7 +145,7 @@ def alternatives(hint: Any, rule: Rule, exact: bool) -> list[Schema | None]:
 
 
 def of_dataclass(cls: type, key: str = "", comments: Mapping[str, str] | None = None) -> Schema:
-    """key: where it stands in the config, for the comments there."""
+    """Return the schema of a dataclass. key: its key in the config, by which its comments are found."""
     hints, properties = get_type_hints(cls, include_extras=True), {}
     for one in fields(cls):
         inner = join(key, one.name)
@@ -175,7 +175,7 @@ def described(text: str) -> Schema:
 
 
 def own_docstring(found: Any) -> str:
-    """Its first paragraph; not the one that Python makes for a dataclass, nor that of a base class."""
+    """Return the first paragraph of a docstring; "" for the one that Python generates for a dataclass."""
     text = inspect.cleandoc(found.__doc__ or "").split("\n\n")[0]
     return "" if text.startswith(f"{found.__name__}(") else " ".join(text.split())
 
@@ -184,7 +184,7 @@ def own_docstring(found: Any) -> str:
 
 
 def located(path: str) -> Any:
-    """The class or function; None where there is none, or its library is not installed, too old, or not allowed."""
+    """Return the class or function; None if it does not exist, or its library is missing, too old or not allowed."""
     module, _, name = path.rpartition(".")
     if not path.startswith((*OURS, "optuna.", *(one.rstrip("*") for one in PROJECT.allowed))):
         return None
@@ -195,7 +195,7 @@ def located(path: str) -> Any:
 
 
 def parameters_of(target: Any) -> list[inspect.Parameter] | None:
-    """None: not there, or written in C."""
+    """Return the parameters of a class or function; None if it does not exist or is written in C."""
     try:
         return list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
@@ -203,7 +203,7 @@ def parameters_of(target: Any) -> list[inspect.Parameter] | None:
 
 
 def of_target(path: str, place: str, comments: Mapping[str, str]) -> Schema:
-    """The arguments of a class or function, and the run's own keys beside them. place: a key of PLACES."""
+    """Return the schema of a node: its target's arguments, and keys that the run reads. place: a key of PLACES."""
     target, own = located(path), {"_target_": True, "defaults": True, **{name: ref(name) for name in SPECIAL}}
     if path in PLUGINS:
         held = of_dataclass(PLUGINS[path], path, comments)
@@ -212,7 +212,7 @@ def of_target(path: str, place: str, comments: Mapping[str, str]) -> Schema:
         return {"type": "object", "properties": own}
     try:
         hints = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
-    except Exception:  # annotations that cannot be evaluated: the names alone are known
+    except Exception:  # annotations that cannot be evaluated: check only the names
         hints = {}
     arguments: Schema = {}
     for one in parameters:
@@ -233,7 +233,7 @@ def of_target(path: str, place: str, comments: Mapping[str, str]) -> Schema:
 
 
 def at(key: str, otherwise: Schema) -> Schema:
-    """The schema at a key where a class is named, or each entry names one."""
+    """Return the schema of a key: that of PLACES if the key, or each of its entries, is there; otherwise the given."""
     if f"{key}.*" in PLACES:
         return {"type": ["object", "string"], "pattern": LATER, "additionalProperties": ref(f"{key}.*")}
     return ref(key) if key in PLACES else otherwise
@@ -244,7 +244,7 @@ def given(place: str) -> Sequence[str]:
 
 
 def offered(place: str) -> list[str]:
-    """What the modules of a place define for it."""
+    """Return the import paths of the classes and functions that the modules of a place define for it."""
     found = []
     for home in PLACES.get(place, ()):
         first = importlib.import_module(home if home.startswith(OURS) else f"{PACKAGE}.{home}")
@@ -258,7 +258,7 @@ def offered(place: str) -> list[str]:
                 if not callable(one) or getattr(one, "_is_protocol", False):
                     continue
                 if place == "optim.schedule" and not any("__call__" in vars(base) for base in one.__mro__):
-                    continue  # optimizers are next to them
+                    continue  # a module may contain optimizers too
                 if set(given(place)) <= {parameter.name for parameter in parameters_of(one) or ()}:
                     found.append(f"{module.__name__}.{name}")
     return found
@@ -274,18 +274,18 @@ def yamls() -> list[Path]:
 
 
 def package_of(path: Path) -> str:
-    """Where the keys of a yaml go, in the config; "" is its root."""
+    """Return the key in the config below which the keys of a yaml are merged; "" is the root."""
     header = re.search(r"@package\s+(\S+)", HEADER.match(path.read_text(encoding="utf-8"))[0])  # type: ignore[index]
     return group_of(path) if header is None else header[1].replace("_global_", "")
 
 
 def group_of(path: Path) -> str:
-    """conf/optim/schedule/step.yaml -> optim.schedule; "" at the top of conf/."""
+    """Return the group of a yaml: optim.schedule for conf/optim/schedule/step.yaml, "" for a yaml in conf/ itself."""
     return ".".join(path.parent.relative_to(CONF).parts)
 
 
 def options() -> dict[str, list[str]]:
-    """{group: the names of its yamls}"""
+    """Return {group: the names of its yamls}."""
     found: dict[str, list[str]] = {}
     for path in yamls():
         found.setdefault(group_of(path), []).append(path.stem)
@@ -293,7 +293,7 @@ def options() -> dict[str, list[str]]:
 
 
 def nodes(node: yaml.Node | None, key: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-    """(dotted key, its node, its value's node) of a yaml, outer ones first."""
+    """Yield (dotted key, node of the key, node of the value) of a yaml, outer keys first."""
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         inner = f"{key}.{name.value}" if key else name.value
         yield inner, name, value
@@ -301,7 +301,7 @@ def nodes(node: yaml.Node | None, key: str) -> Iterator[tuple[str, yaml.Node, ya
 
 
 def comment_of(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
-    """The comment behind a value, else the one above its key, unless that begins the file or shows code."""
+    """Return the comment after a value or, if there is none, above its key; "" if that is the file's header or code."""
     block = isinstance(value, yaml.CollectionNode) and not value.flow_style
     mark = name.end_mark if block else value.end_mark
     behind = lines[mark.line][mark.column :].lstrip(": ")
@@ -315,7 +315,7 @@ def comment_of(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
 
 
 def read() -> tuple[dict[str, str], dict[str, list[str]], dict[str, str]]:
-    """(comments by dotted key, and by target and argument; the targets at each key; {group=option: its target})."""
+    """Return ({dotted key, or target.argument: comment}, {key: its targets}, {group=option: its target})."""
     comments: dict[str, str] = {}
     used: dict[str, list[str]] = {}
     chosen: dict[str, str] = {}
@@ -325,7 +325,7 @@ def read() -> tuple[dict[str, str], dict[str, list[str]], dict[str, str]]:
             found = list(nodes(yaml.compose(text, yaml.SafeLoader), package))
         except yaml.YAMLError as error:
             sys.exit(f"error: {path.relative_to(ROOT)}: {' '.join(str(error).split())}")
-        # one of ours that is not there is a mistake, which the schema is to show
+        # leave out our targets that do not exist, so that the editor marks them as a mistake
         targets = {
             key.removesuffix("_target_").rstrip("."): value.value
             for key, _, value in found
@@ -336,8 +336,10 @@ def read() -> tuple[dict[str, str], dict[str, list[str]], dict[str, str]]:
             said = comment_of([*text.splitlines(), ""], name, value)
             parent, _, last = key.rpartition(".")
             if package and parent in targets and parent in (package, f"callback.{parent.rpartition('.')[2]}"):
-                key = f"{targets[parent]}.{last}"  # what a nested one says holds for its place alone
-            if said and not last.startswith("_") and (package or path.stem == "train"):  # not an experiment's
+                key = f"{targets[parent]}.{last}"  # not for nested nodes, whose comments apply only to their place
+            if (
+                said and not last.startswith("_") and (package or path.stem == "train")
+            ):  # an experiment's comments are about its values
                 comments.setdefault(key, said)
         for key, target in targets.items():
             used.setdefault(key, []).append(target)
@@ -373,7 +375,7 @@ def build() -> Schema:
     }
     made |= {target: of_target(target, place_of.get(target, ""), comments) for target in known}
     for group, names in groups.items():
-        others = [{"type": "string"}] if group.startswith("hydra.") else []  # Hydra's and its plugins'
+        others = [{"type": "string"}] if group.startswith("hydra.") else []  # options of Hydra and its plugins
         made[f"options.{group}"] = {"anyOf": [{"enum": names}, *others]}
         one = ref(f"options.{group}")
         made[f"choice.{group}"] = {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}, ref("later")]}
@@ -385,7 +387,7 @@ def build() -> Schema:
             if group
             for name in sorted({spelled(group), group.replace(".", "/")})
         },
-        # one word: see defaults_of; any package, Hydra's plugins, groups of a fork's own
+        # accepted: one word (defaults_of checks it), any package, Hydra's plugins, groups that a fork has added
         "patternProperties": {rf"^\w+$|@|^optional |^override /?hydra/|^/(?!({'|'.join(hints)})$)|\$": True},
         "additionalProperties": False,
     }
@@ -408,7 +410,7 @@ def build() -> Schema:
     made |= {
         option: {**NAMED, "then": ref(package_in(option)), "else": ref(target)} for option, target in chosen.items()
     }
-    narrow = {package_in(option): True for option in chosen}  # by what the defaults list chooses
+    narrow = {package_in(option): True for option in chosen}  # groups to check by the option in the defaults list
     made["experiment"] = {**made["train"], "properties": {**made["train"]["properties"], **narrow}}
     made["experiment"]["properties"]["defaults"] = defaults_of("experiment", groups)
     made["experiment"]["allOf"] = [
@@ -427,7 +429,7 @@ def package_in(option: str) -> str:
 
 
 def chooses(group: str, option: str | None = None) -> Schema:
-    """Whether a defaults list overrides the group; option: with this."""
+    """Return the condition that a defaults list overrides the group; option: with this option."""
     key = f"override /{group}"
     wanted = {"type": "object", "required": [key]} if option is None else has(key, option)
     return {"if": {"required": ["defaults"], "properties": {"defaults": {"contains": wanted}}}}
@@ -438,18 +440,18 @@ def has(key: str, value: str) -> Schema:
 
 
 def ordered(targets: Iterable[str]) -> list[str]:
-    """The project's first: the order is the same whatever its name."""
+    """Return the targets sorted, the project's first, so that the order does not depend on the package's name."""
     return sorted(set(targets), key=lambda one: (not one.startswith(f"{PACKAGE}."), one))
 
 
 def node_of(targets: list[str], made: Schema, defaults: Schema) -> Schema:
-    """Where a class is named. Without a `_target_`, as in an experiment, any key of one that might be meant."""
+    """Return the schema of a node. Without a `_target_`, as in an experiment, the arguments of all targets are keys."""
     union: dict[str, list[Schema]] = {}
     for target in targets:
         for name in made[target]["properties"]:
             if name not in ("_target_", "defaults"):
                 union.setdefault(name, []).append(ref(target, "properties", name))
-    # others' depend on what is installed, so the answer would
+    # only our classes decide, because those of other libraries depend on what is installed
     closed = all("additionalProperties" in made[target] for target in targets if target.startswith(OURS))
     return {
         "type": ["object", "string"],
@@ -465,13 +467,13 @@ def node_of(targets: list[str], made: Schema, defaults: Schema) -> Schema:
 
 
 def spelled(group: str) -> str:
-    """As a defaults list has it. A group in a group, but for Hydra's, is named with its package."""
+    """Return a group as a defaults list names it: nested groups, except Hydra's, with their package."""
     path = group.replace(".", "/")
     return f"{path}@{group}" if "." in group and not group.startswith("hydra.") else path
 
 
 def defaults_of(name: str, groups: Mapping[str, list[str]]) -> Schema:
-    """The defaults list of a group's yamls; experiment: of all that are of the whole config; train: of train.yaml."""
+    """Return the schema of a defaults list. name: a group; "experiment" for experiments and debug; "train"."""
     inner = {group.removeprefix(f"{name}."): group for group in groups if group.startswith(f"{name}.")}
     if name == "train":
         inner = {group: group for group in groups if group and "." not in group}
@@ -490,9 +492,9 @@ def defaults_of(name: str, groups: Mapping[str, list[str]]) -> Schema:
 
 
 def with_modeline(path: Path, names: Collection[str]) -> str:
-    """A yaml's text with the line that names its schema, below what Hydra reads. names: of the definitions."""
+    """Return a yaml's text with the line that names its schema, after `# @package`. names: those of the definitions."""
     name = package_of(path) or ("train" if path == CONF / "train.yaml" else "experiment")
-    name = name if name in names else "value"  # a group of a fork's own
+    name = name if name in names else "value"  # a group that a fork has added
     up = "../" * (len(path.relative_to(CONF).parts) - 1) or "./"
     text = MODELINE.sub("", path.read_text(encoding="utf-8"), count=1)
     end = HEADER.match(text).end()  # type: ignore[union-attr]
@@ -500,7 +502,7 @@ def with_modeline(path: Path, names: Collection[str]) -> str:
 
 
 def comparable(schema: Schema) -> Schema:
-    """Without other libraries' classes, whose arguments depend on their version."""
+    """Return the schema without classes of other libraries, whose arguments depend on their version."""
     return less(schema, {one for one in targets_of(schema) if not one.startswith(OURS)})
 
 
@@ -515,7 +517,7 @@ def main() -> int:
     stale = [path for path, text in texts.items() if text != path.read_text(encoding="utf-8")]
     try:
         current = comparable(json.loads(file.read_text(encoding="utf-8"))) == comparable(made)
-    except (FileNotFoundError, ValueError):  # none, or one with the conflicts of a merge
+    except (FileNotFoundError, ValueError):  # no file, or one with merge conflicts
         current = False
     for path in [*stale, *([] if current else [file])]:
         if not check:

@@ -1,4 +1,4 @@
-"""conf/schema.json without what a fork has left out, as ./run schema would write it. Imports no torch."""
+"""Remove from conf/schema.json what a fork has left out, as ./run schema would, but without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARIES = ("samebits", "h5rows")
 
 
 def prune_schema(tree: Path) -> None:
-    """Make conf/schema.json what ./run schema would write, which needs torch."""
+    """Write conf/schema.json as ./run schema would, which needs torch. tree: folder of the fork."""
     path = tree / "conf/schema.json"
     if not path.exists():  # a fork has deleted it
         return
@@ -23,7 +23,7 @@ def prune_schema(tree: Path) -> None:
         package, _, inner = target.rpartition(".")[0].partition(".")
         if (tree / "src" / package).is_dir():
             left = (tree / "src" / package / f"{inner.replace('.', '/')}.py").exists()
-        else:  # a library's: those of samebits and h5rows are always offered, others where a yaml names them
+        else:  # classes of samebits and h5rows are always offered, those of other libraries if a yaml names them
             left = package in LIBRARIES or re.search(rf"\b_target_: {re.escape(target)}\b", conf)
         gone |= set() if left else {target}
     for name, one in schema["definitions"].items():
@@ -40,12 +40,12 @@ def prune_schema(tree: Path) -> None:
 
 
 def targets_of(schema: dict[str, Any]) -> list[str]:
-    """The classes whose arguments it knows."""
+    """Return the targets whose arguments a schema has."""
     return [one["then"]["$ref"].rpartition("/")[2] for one in schema["definitions"]["built"]["allOf"]]
 
 
 def less(node: Any, gone: Collection[str]) -> Any:
-    """A part of a schema without these definitions and what refers to them; None if that is all of it."""
+    """Return a part of a schema without these definitions and references to them; None if nothing is left."""
     if isinstance(node, str):
         return None if node in gone else node
     if isinstance(node, list):
@@ -64,7 +64,7 @@ def less(node: Any, gone: Collection[str]) -> Any:
 
 
 def written(schema: dict[str, Any]) -> str:
-    """A line for each definition."""
+    """Return the schema as JSON text with a line for each definition."""
     lines = [f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in schema["definitions"].items()]
     head = [f"{json.dumps(key)}: {json.dumps(one)}" for key, one in schema.items() if key != "definitions"]
     return "{" + ",\n".join([*head, '"definitions": {\n' + ",\n".join(lines)]) + "\n}}\n"

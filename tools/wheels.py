@@ -31,7 +31,7 @@ SETUPTOOLS = 71  # builds wheels by itself; older ones need the package wheel
 
 
 class Mistake(Exception):
-    """One line for the user."""
+    """A mistake of the user, as one line."""
 
 
 def build(root: Path, into: Path) -> list[Path]:
@@ -51,7 +51,7 @@ def build(root: Path, into: Path) -> list[Path]:
         source, built = Path(folder) / "source", Path(folder) / "built"
         with tarfile.open(fileobj=io.BytesIO(git(root, "archive", "--format=tar", "HEAD", "packages"))) as archive:
             archive.extractall(source, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-        # without a network, where it can be done
+        # without isolation pip needs no network
         isolation = ["--no-build-isolation"] if _has_setuptools() else []
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
         done = subprocess.run(
@@ -89,7 +89,7 @@ def git(root: Path, *arguments: str) -> bytes:
 
 
 def _has_setuptools() -> bool:
-    """Whether this Python can build without fetching setuptools."""
+    """Return whether this Python can build without downloading setuptools."""
     try:
         return int(metadata.version("setuptools").split(".")[0]) >= SETUPTOOLS
     except metadata.PackageNotFoundError:
@@ -97,7 +97,7 @@ def _has_setuptools() -> bool:
 
 
 def _placed(wheel: Path, into: Path) -> Path:
-    """Copy under another name, then rename: a process that is killed leaves no part of a wheel."""
+    """Copy under another name, then rename, so that a killed process leaves no part of a wheel. Return the path."""
     partial = into / f"{wheel.name}.partial"
     partial.write_bytes(wheel.read_bytes())
     return partial.replace(into / wheel.name)

@@ -19,7 +19,7 @@ from samebits.world import World
 @contextmanager
 def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
     """Set these modules to evaluation mode in this block; then restore the mode of each submodule, so that a frozen
-    BatchNorm stays in evaluation mode. Modes are set by `train`, which a module may override (LoRA merges weights)."""
+    BatchNorm stays in evaluation mode. Modes are set by `train`, because a module may override it (LoRA does)."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()
@@ -44,7 +44,7 @@ def restore_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
 
 
 def modules_in_eval_mode(model: nn.Module) -> list[str]:
-    """Return the names of modules that are in evaluation mode, without the submodules of these."""
+    """Return the names of the outermost modules in evaluation mode; their submodules are not listed."""
     found: list[str] = []
     for name, module in model.named_modules():
         if not (module.training or any(f".{name}".startswith(f".{whole}." if whole else ".") for whole in found)):

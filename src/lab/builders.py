@@ -49,7 +49,7 @@ from samebits.world import World
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    """Build the callbacks, and the one that prunes. Raise ConfigError if one has a method that is no callback event."""
+    """Build the callbacks, after the one that prunes if there is pruning. Raise ConfigError as `check_hooks` does."""
     callbacks: list[Callback] = [] if config.pruning.sparsity is None else [Pruner(config.pruning)]
     for name, node in config.cfg.callback.items():
         callbacks.append(construct(PROJECT, f"callback.{name}", node, Callback))
@@ -58,7 +58,7 @@ def make_callbacks(config: Config) -> list[Callback]:
 
 
 def seed_rank(config: Config, rank: int) -> None:
-    """Seed torch so that each rank draws its own random numbers from here on (dropout)."""
+    """Seed all random number generators differently on each rank, so that dropout masks differ."""
     seed_everything(config.cfg.seed, stream=1 + rank)
 
 
@@ -90,7 +90,7 @@ def optim_of(config: Config, objective: str) -> OptimNode:
 
 
 def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware) -> None:
-    """Raise ConfigError if the task's methods and attributes do not fit together, or not the config; reads no batch."""
+    """Raise ConfigError if the task's methods and attributes contradict each other or the config. Reads no batch."""
     check_task_names(task)
     kind, trainer = type(task).__name__, config.trainer
     if task.allows_micro_batches and len(hardware.micro_batch_sizes) > 1 and hardware.compile not in (None, BLOCKS):
@@ -177,9 +177,9 @@ def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Modul
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:
-    """Return the optimizer steps of the whole run. num_samples: samples of one epoch.
+    """Return the number of optimizer steps of the whole run. num_samples: samples of one epoch.
 
-    step, samples: done before a resume, perhaps with another batch size. Epochs are counted in samples.
+    step, samples: number done before a resume, perhaps with another batch size. Epochs are counted in samples.
     """
     limits = [trainer.max_steps]
     if trainer.max_epochs:
@@ -249,7 +249,7 @@ def make_optimizer(
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
     decay = largest(node.optimizer, "weight_decay")
-    # expressions of `optim` may be for the parameters of other objectives, those of an entry are for its own
+    # an expression in `optim` may match only parameters of other objectives; one in an entry must match its own
     of_entry = {
         pattern: one for pattern, one in optim.lr_factors.items() if config.optim.lr_factors.get(pattern) != one
     }

@@ -65,8 +65,8 @@ def predicted(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
 
 
 def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate forward(model, task, batch, ...): raise errors with a known cause (a wrong dtype, a missing field,
-    wrong arguments, a collective that some ranks do not reach) again, with the remedy."""
+    """Decorate forward(model, task, batch, ...): replace an error with a known cause (a wrong dtype, a missing field,
+    wrong arguments, a collective that some ranks do not reach) by one that contains the remedy."""
 
     @wraps(forward)
     def call(model: nn.Module, task: Any, batch: Any, *more: Any) -> Any:
@@ -94,7 +94,7 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def noting(key: str, output: Any, batch: Any) -> Iterator[None]:
-    """In this block, `note` errors."""
+    """In this block, add the config key and the shapes to errors; see `note`."""
     try:
         yield
     except Exception as error:
@@ -109,8 +109,8 @@ def note(error: Exception, key: str, output: Any, batch: Any) -> None:
 
 
 def _note_inputs(model: nn.Module, task: Any, batch: dict[str, Any], error: Exception) -> None:
-    """Add to the error, for `explained_mistake`: the innermost module of the model in its traceback, with the shapes
-    of its input and of the batch, and a data.input_shape that is not the batch's."""
+    """Add to the error, for `explained_mistake`: the innermost module of the model in its traceback, the shapes of its
+    input and of the batch, and data.input_shape if the samples have another shape."""
     named = model.named_modules() if isinstance(model, nn.Module) else ()
     names = {id(module): name for name, module in named}
     called = [
@@ -136,10 +136,10 @@ def _note_inputs(model: nn.Module, task: Any, batch: dict[str, Any], error: Exce
 
 
 def _other_shape(task: Any, batch: Any, is_fixed: bool = False) -> list[int]:
-    """Return the shape of the samples x if data.input_shape is another one; [] if not, or if nothing is trained.
+    """Return the shape of the samples x if data.input_shape differs from it; [] if it is equal or cannot be compared.
 
-    In a data set whose samples differ in length (-1 in its spec), data.input_shape is a maximum. is_fixed: True if the
-    model has samples of one shape, and so a data set without a spec, too."""
+    It cannot be compared without training data, or if samples differ in length (-1 in the spec): it is a maximum then.
+    is_fixed: True if the model accepts only one shape; then data sets without a spec are compared too."""
     run, x = getattr(task, "run", None), batch.get("x")
     train_set = getattr(getattr(run, "context", None), "train_set", None)
     spec = getattr(train_set, "spec", None) or ({} if is_fixed and train_set is not None else None)
@@ -149,8 +149,8 @@ def _other_shape(task: Any, batch: Any, is_fixed: bool = False) -> list[int]:
 
 
 def _which_shape(model: nn.Module, task: Any, batch: Any, error: ConfigError) -> str | None:
-    """Return the text of an error from lab.input_shapes.wrong_input with the key to set; None for other errors, and if
-    the model is trained already."""
+    """Return the text of an error from lab.input_shapes.wrong_input, with the config key to set. None: it is another
+    error, or the model is trained already, so no key can change its shape."""
     module, shape = vars(error).get("module"), vars(error).get("shape")
     if module is None or getattr(getattr(task, "run", None), "context", None) is None:
         return None
@@ -192,8 +192,8 @@ def explained_mistake(error: Exception) -> str | None:
 
 
 def check_holds_no_weights(task: nn.Module, model: nn.Module) -> None:
-    """Raise ConfigError if the task contains weights of the model. They would not be those of the model that `losses`
-    gets in an evaluation (the weight average, the best checkpoint's), nor of a sharded model."""
+    """Raise ConfigError if the task contains weights of the model. In an evaluation `losses` gets another model (with
+    averaged or the best weights), and FSDP replaces the weights, so the task would compute with the wrong ones."""
     of_model = {id(value): name for name, value in (*model.named_parameters(), *model.named_buffers())}
     for name, value in (*task.named_parameters(), *task.named_buffers()):
         if id(value) in of_model:

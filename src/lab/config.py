@@ -29,7 +29,7 @@ from samebits.saved import flat
 from samebits.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
 from samebits.targets import check_targets, complete, locate
 
-# nodes that are built; nodes whose entries are built; keys next to a _target_ that are not arguments of the target
+# TARGETS: nodes that are built. COLLECTIONS: nodes whose entries are built. OWN_*: keys that the run reads itself
 TARGETS = ("model", "data", "data.order", "optim", "optim.schedule", "task")
 COLLECTIONS = ("data.transforms", "task.metrics", "callback")
 OWN_OF_OBJECTIVE = tuple(f.name for f in fields(ObjectiveConfig))
@@ -133,14 +133,14 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
 
 
 def with_run_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the plain config with complete `optim.objectives`, and with the values that nodes take from the
-    run (PROJECT.asked)."""
+    """Return a copy of the plain config with complete `optim.objectives`, and with the values of other keys (seed,
+    trainer.global_batch_size) that nodes have as arguments (PROJECT.asked)."""
     values = with_objectives(values)
     return complete(PROJECT, values, asked_of_run(values), given_by_run(values))  # type: ignore[no-any-return]
 
 
 def asked_of_run(values: dict[str, Any]) -> dict[str, Any]:
-    """Return {argument: value} that a node gets from the run if it has such an argument (PROJECT.asked)."""
+    """Return {argument: value} of PROJECT.asked; a node gets those that its target has as arguments."""
     return {name: reduce(getitem, key.split("."), values) for name, key in PROJECT.asked.items()}
 
 

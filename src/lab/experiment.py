@@ -71,8 +71,8 @@ class Data:
 class Experiment:
     """A config with its data sets, in one process.
 
-    hardware: its hardware; each auto is resolved, except those that depend on the model. world: the ranks that share a
-    global batch. sets: {split: data set}."""
+    hardware: every `auto` is resolved, except those that depend on the model. world: the ranks that share a global
+    batch. sets: {split: data set}."""
 
     config: Config
     hardware: Hardware
@@ -96,8 +96,8 @@ class Experiment:
         return world_of_one(self.hardware.device)
 
     def in_one_process(self) -> Experiment:
-        """Return the experiment with the whole model in this process. `hardware` does not change, so batches have the
-        size of one rank's batches in `world`."""
+        """Return the experiment with the whole model in this process as the only rank. `hardware` does not change, so a
+        batch has as many samples as that of one rank of the run."""
         return replace(self, config=on_one_device(self.config), world=self.this_process)
 
     def open(self, samples: int = 0, order: dict[str, Any] | None = None) -> Data:
@@ -117,8 +117,8 @@ class Experiment:
     def build_model_and_task(
         self, logger: Logger | None = None, begins: bool = True, directory: Path | None = None
     ) -> tuple[nn.Module, Task]:
-        """Return (model, task), on the CPU. Their initial weights depend only on the seed and the data, so they are
-        equal on all ranks, and in a notebook.
+        """Return (model, task), on the CPU. Their initial weights depend only on the config and the data, so they are
+        equal on all ranks and in a notebook.
 
         begins: True for a new run, False if a checkpoint will be loaded. directory: the run directory, which contains
         its frozen networks; None: there is no run. With trainer=fsdp, ranks other than 0 may have the model on the
@@ -164,8 +164,8 @@ class Experiment:
     ) -> tuple[TrainState, dict[str, nn.Module]]:
         """Return the training state and {objective: LossModule, wrapped by DDP and torch.compile as configured}.
 
-        model, task: are moved to the device in place, or the model is sharded over the ranks. epochs: in steps; None:
-        those of a new run whose epochs have all samples of the training set."""
+        model, task: are moved to the device in place, or the model is sharded over the ranks. epochs: their length in
+        steps; None: as in a new run, with all samples of the training set in each epoch."""
         config, hardware = self.config, self.hardware
         epochs = epochs or Epochs(len(self.sets["train"]) / config.trainer.global_batch_size)
         state = make_state(config, hardware, model, task, total_steps, self.world, epochs)
@@ -185,5 +185,5 @@ def on_one_device(config: Config) -> Config:
 
 
 def flop_of_sample(model: nn.Module, task: Task) -> float:
-    """Return the FLOP of a training sample, from shapes only. Values of `hardware` that are auto are resolved by it."""
+    """Return the FLOP of a training sample, estimated from shapes, by which some `auto` of `hardware` are resolved."""
     return rough_flop([model, task], task.run.input_shape, 1)

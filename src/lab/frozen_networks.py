@@ -1,7 +1,7 @@
 """Networks that a task uses and never trains: a teacher, a reference, a perceptual loss (Task.frozen_networks).
 
-They are saved in the run directory, as frozen/NAME.pt with the config node that builds the network, so that the run can
-be moved and the teacher's run deleted.
+They are saved in the run directory as frozen/NAME.pt, together with the config node that builds the network. Therefore
+the run can be moved, and the teacher's run can be deleted.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def beam(
     tokens = prompt.repeat_interleave(beams, 0)  # (B * beams, P)
     context = [one.repeat_interleave(beams, 0) for one in context]
     scores = torch.full((size, beams), -torch.inf, device=device)
-    scores[:, 0] = 0  # all sequences are equal in the first step, so only one of them may be continued
+    scores[:, 0] = 0  # in the first step all beams are the same prompt, so only one of them may be continued
     ended = torch.zeros(size, beams, dtype=torch.bool, device=device)
     counts = torch.zeros(size, beams, dtype=torch.int64, device=device)  # generated tokens
     for _ in range(length):

@@ -20,7 +20,7 @@ h5_methods = with_mistakes_of(ConfigError)
 
 
 def splits_of(rules: int) -> AbstractContextManager[None]:
-    """In this block, data sets choose the rows of splits as `rules` says, a run's version of lab.options.RULES."""
+    """In this block, data sets choose the rows of splits by the given version of lab.options.RULES."""
     from h5rows.integration import split_version  # imports numpy, which --help does not need
 
     return split_version(2 if rules >= 3 else 1)

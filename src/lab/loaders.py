@@ -71,7 +71,7 @@ def fetch_remote(data: Mapping[str, Any], between: Callable[[], object]) -> dict
 
 
 def make_dataset(config: Config, split: str) -> Any:
-    """Return the data set of a split, or None if the config has null for it (splits.val: null)."""
+    """Return a split's data set; None if it is null. Raise ConfigError for a stream without max_eval_batches."""
     node, trainer = config.dataset, config.trainer
     if isinstance(splits := node.get("splits"), Mapping) and splits.get(split) is None:
         return None
@@ -97,7 +97,7 @@ def _rules(config: Config) -> int:
 
 
 def sample_seed(config: Config, split: str) -> int:
-    """Return the seed of a data set's random numbers. With rules 1 all splits had one seed, so the same samples."""
+    """Return the seed of a split's random numbers. With rules 1 it is equal for all splits, as in version 0.2."""
     return seed_of_split(config.cfg.seed, split) if _rules(config) >= 2 else config.cfg.seed
 
 
@@ -138,9 +138,9 @@ def shared_rows(sets: Mapping[str, Any]) -> list[str]:
 def check_classes(
     dataset: Any, names_of: Callable[[str], Sequence[str] | None], origin: str, where: str = "these data"
 ) -> None:
-    """Raise ConfigError if a class of a data set has another name than the class of this number in `origin`, because
-    labels would then be compared with outputs for other classes. names_of: field -> names of its classes there. where:
-    the data set in the message."""
+    """Raise ConfigError if class k of a data set and class k of `origin` have different names, because labels would
+    then be compared with outputs for other classes. names_of: field -> names of its classes in `origin`. where: name of
+    the data set, for the message."""
     for field, here in (getattr(dataset, "class_names", None) or {}).items():
         for number, (name, other) in enumerate(zip(here, names_of(field) or ())):
             if name != other:
@@ -176,7 +176,7 @@ def make_datasets(config: Config, shared: BinaryIO | None = None) -> dict[str, A
     """Return {split: data set} for all splits that are not null. Raise ConfigError if there is no split train, or if a
     class has another name in another split.
 
-    shared: a file with which ranks of one machine share the columns that splits need; see World.file_of_host."""
+    shared: file through which ranks of a host share the columns that choose rows; see World.file_of_host."""
     named = config.dataset.get("splits")  # otherwise the data set has another argument of this name
     splits = [*dict.fromkeys(["train", "val", "test", *(named if isinstance(named, Mapping) else ())])]
     with reading_once(shared):
@@ -226,9 +226,9 @@ def make_train_loader(
 
 
 def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int = 0, samples: int = 0) -> int:
-    """Return the samples of one epoch: the training set, or less if data.order drops the last batch (order.epochs).
-
-    step, samples: done before a resume. Raise ConfigError if the batch size has changed and epochs end with a batch."""
+    """Return the number of samples of one epoch: those of the training set, unless data.order ends epochs at a batch
+    boundary (samebits.data.order.epochs). Raise ConfigError if it does and the batch size has changed in a resume.
+    step, samples: number done before the resume."""
     count = getattr(train.plan, "epoch_samples", None)
     if count and step * trainer.global_batch_size != samples:
         raise ConfigError(
@@ -249,8 +249,8 @@ def make_eval_loader(
     whole: bool = False,
     rows: np.ndarray | None = None,
 ) -> Loader:
-    """Return a loader of each sample of the set once, over all ranks: of all samples, or of trainer.max_eval_batches
-    batches spread evenly over the set.
+    """Return a loader that reads each sample once, divided over the ranks: all samples, or as many as
+    trainer.max_eval_batches allows, spread evenly over the set.
 
     split: the set's name, for messages. whole: use all samples, whatever trainer.max_eval_batches is. rows: (N,) int64,
     use only these rows, and add the field "row" to batches; None: all rows.
@@ -303,7 +303,7 @@ def _loader(
     config: Config, dataset: Any, split: str, plan: Plan, world: World, random: bool, like: Loader | None = None,
     with_rows: bool = False, mark: Transform | None = None,
 ) -> Loader:  # fmt: skip
-    """random: include random transforms (augmentation). mark: transform that adds the lane of each row."""
+    """Return a loader of the batches of `plan`. random: include augmentation. mark: adds the lane of each row."""
     given = config.hardware.num_threads
     padded = getattr(plan, "padded", False)
     transform = make_transform(config, random, dataset, mark, padded)

@@ -19,12 +19,12 @@ SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf 
 
 
 def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
-    """Return {objective, or value of a task's train_step: steps skipped since the last log}.
+    """Return {objective, or value that a task's train_step returns: number of steps skipped since the last log}.
 
-    Raise RunFailed on all ranks for inf or NaN gradients if steps are not skipped (without fp16 and
-    trainer.non_finite=skip): the sum of their norms is not finite either."""
+    Raise RunFailed on all ranks if a gradient was inf or NaN and steps are not skipped (neither fp16 nor
+    trainer.non_finite=skip). One copy to the host suffices: the sum of the norms is then not finite either."""
     skips = may_skip(run.trainer, state.scaler)
-    # there may be counts without `skips`: steps before a resume that changed trainer.non_finite
+    # without `skips` there may still be counts, of steps before a resume that changed trainer.non_finite
     counts, norms = ([n for n in state.running_sums if n.rpartition("/")[2] == k] for k in ("non_finite", "grad_norm"))
     names = counts if skips else [*counts, *norms]
     sums = to_host(torch.stack([state.running_sums[name] for name in names])) if names else []
@@ -84,7 +84,7 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     if count := sum(skipped.get(name, 0) for name in state.optimizer):
         logged["train/skipped_steps"] = float(count)
     if all_skipped(state, skipped):
-        if state.scaler is None:  # normal with fp16, which finds its loss scale so
+        if state.scaler is None:  # with fp16 this is normal: skipped steps lower the loss scale until it fits
             run.logger.warn(
                 f"all steps from {state.logged_step + 1} to {state.step} were skipped (trainer.non_finite=skip): "
                 f"{WHY_SKIPPED}"
@@ -101,7 +101,7 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
 
 
 def _skipped_of(name: str, skipped: Mapping[str, int]) -> int:
-    """Return the skipped steps of a logged value: its own, or those of its objective, which is a prefix of its name,
-    none if there is only one."""
+    """Return how many steps of a logged value were skipped: its own entry in `skipped` or, if it has none, that of its
+    objective, whose name is the prefix of <objective>/<value> ("" if the objective has no name)."""
     of_objective = (n for one, n in skipped.items() if name.startswith(f"{one}/" if one else ""))
     return skipped[name] if name in skipped else next(of_objective, 0)

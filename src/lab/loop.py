@@ -84,7 +84,7 @@ def fit(
 
     The actions due after a step (log, score, save) are listed in state.pending. Each checkpoint contains the list, so
     a resumed run first runs the actions that are left.
-    validate: scores the validation sets and returns whether the state is among the best; None: no such sets."""
+    validate: scores the validation sets and returns whether the state is among the best; None: no validation sets."""
     batches = iter(train)
     clock = SpeedMeter(train, run.logger, run.cost_per_sample.speeds, state.samples, state.passed)
     trainer = run.trainer
@@ -125,8 +125,8 @@ def fit(
 
 
 def run_pending(state: TrainState, validate: Validate | None, run: RunContext, clock: SpeedMeter) -> None:
-    """Run the pending actions, before the next step. If a stop is requested, save at once; the evaluation stays
-    pending, and the resumed run begins with it."""
+    """Run the actions in state.pending. If a stop is requested, log and save, but leave "score" pending: an evaluation
+    may take long, and the resumed run begins with it."""
     if "log" in state.pending:
         state.pending.remove("log")
         log_train(state, run, clock)
@@ -140,7 +140,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
             run.stop.request_at_step()  # process.stop_at_step; the save below is the last action
         if "save" in state.pending or run.stop.cause:
             planned = "score" in state.pending or due(state.step, run.every.save) or is_finished(state, run)
-            if run.stop.cause and not planned:  # a run without this stop would not share rank 0's buffers here
+            if run.stop.cause and not planned:  # this save broadcasts rank 0's buffers; an unstopped run would not
                 run.replica_checks.warn_of_own_buffers(state.model, state.task, run.world, run.logger.warn)
             state.pending = ["score", "save"] if "score" in state.pending else []
             save(state, run, best=False)
@@ -158,7 +158,7 @@ def save(state: TrainState, run: RunContext, best: bool) -> None:
     """Save a checkpoint; all ranks call this. Rank 0 writes it; with FSDP each rank writes its own shards.
 
     With process.save_async it is written in the background, from a copy of the state in host memory.
-    best: save it among the best checkpoints; otherwise among the last ones, of which two are kept."""
+    best: True adds it to the best checkpoints (trainer.keep_best), False to the last ones, of which two are kept."""
     run.watchdog.beat("saving", state.step, slow=True)
     check_finite(state, run)
     sync_and_check_replicas(state, run)  # before the broadcast, which hides differences

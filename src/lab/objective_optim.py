@@ -10,7 +10,7 @@ from lab.groups import ObjectiveConfig, OptimConfig
 from samebits.errors import ConfigError
 from samebits.schema import show, split_own
 
-# keys that an entry with a `_target_` of its own takes from `optim`, too; it takes no arguments of another class
+# keys that an entry takes from `optim` even if it has its own `_target_`: they are not arguments of the class
 SHARED = ("schedule", "decay_norms_and_biases", "lr_factors", "_partial_")
 
 

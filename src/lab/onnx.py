@@ -1,4 +1,4 @@
-"""Export a trained model to ONNX: what Task.predict computes, with a batch of any size, compared with the model."""
+"""Export Task.predict of a trained model to ONNX, for batches of any size, and compare its outputs with the model's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Predictor(nn.Module):
 
 
 class Noted(dict[str, Tensor]):
-    """A batch that notes in `read` which fields are read."""
+    """A batch that records in `read` the names of the fields that are read."""
 
     def __init__(self, batch: dict[str, Tensor]) -> None:
         super().__init__(batch)

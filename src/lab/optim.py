@@ -1,5 +1,5 @@
-"""Build optimizers and set learning rates: parameter groups (weight decay, learning rate factors), fused kernels,
-rates. The classes of optimizers and schedules are in lab.optimizers and lab.schedules."""
+"""Build an optimizer (parameter groups by weight decay and learning rate factor, fused kernels), check it against a
+checkpoint, and set learning rates. The classes are in torch.optim, lab.optimizers and lab.schedules."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
     because optimizers modify them. Raise ConfigError if optim.fused=true is not possible.
     """
     target = make.func if hasattr(make, "func") else make
-    if not getattr(target, "takes_names", False):  # otherwise each checkpoint would contain the names
+    if not getattr(target, "takes_names", False):  # remove the names: each checkpoint would contain them
         with_names = groups
         groups = lambda: [{k: v for k, v in group.items() if k != "param_names"} for group in with_names()]  # noqa: E731
     given = getattr(make, "keywords", {})
@@ -111,10 +111,10 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
 
 
 def runs_fused(make: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> bool:
-    """Return whether the class has fused kernels for these devices and dtypes, by a step: some raise only there, and
-    others are wrong: on a CPU, torch's fused SGD with momentum does not apply the first gradient in half precision."""
+    """Return whether the class has correct fused kernels for these devices and dtypes. This takes a step of each: some
+    kernels raise only in a step, and torch's fused SGD with momentum on a CPU ignores the first half-precision one."""
     for device, dtype in {(p.device, p.dtype) for group in groups for p in group["params"]}:
-        # enough for vector instructions; from 0, where half precision does not round a small step away
+        # 64 elements, so that vector instructions run; zeros, because near 0 half precision keeps a small step
         one, other = (nn.Parameter(torch.zeros(64, device=device, dtype=dtype)) for _ in range(2))
         one.grad, other.grad = torch.ones_like(one), torch.ones_like(other)
         try:
@@ -141,7 +141,7 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
     saved: param_groups of the checkpoint. kind: the optimizer class's name, for the message."""
     present = optimizer.param_groups
     pairs = [(set(a) - {"lr_factor"}, set(b)) for a, b in zip(saved, present)]
-    # options that only one of the two has may come from another version of torch
+    # an error only if each lacks an option of the other: another version of torch may have added or removed options
     if strange := ", ".join(sorted({name for a, b in pairs if b - a for name in a - b})):
         raise ConfigError(
             f"optim: the checkpoint was written by another optimizer than {kind}, which has no {strange}; keep the "
@@ -164,8 +164,8 @@ def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str
 
 
 def check_trained(saved: Sequence[str], present: Sequence[str]) -> None:
-    """Raise ConfigError if a checkpoint's optimizer has trained other parameters than `present`. An optimizer's state
-    is saved by the parameters' numbers, so moments of other parameters would be loaded."""
+    """Raise ConfigError if a checkpoint's optimizer has trained other parameters than `present`. Its state_dict numbers
+    the parameters, so otherwise a parameter would get the moments of another one. saved, present: names."""
     if list(saved) != list(present):
         a, b = next((a, b) for a, b in zip_longest(saved, present, fillvalue="no more") if a != b)
         raise ConfigError(
@@ -228,7 +228,7 @@ class Schedule:
 
     def on_score(self, score: float, step: int) -> dict[str, float]:
         """Pass the monitored score of an evaluation to the factors. Return {objective: learning rate of the next step,
-        `step`} of those whose rate has changed. score: its sign is such that less is better."""
+        `step`} of the objectives whose rate has changed. score: lower is better; negated if monitor.mode is max."""
         factors = {"": self.factor, **self.own}
         changed = {
             k for k, one in factors.items() if follows_scores(one) and one.on_score(score, step, self.total_steps)
@@ -313,7 +313,7 @@ def schedule_key(objective: str) -> str:
 
 
 def constants_in(factor: Any) -> list[Constant]:
-    """Return the schedules of this class, the given one or those that it contains (the warmup of Plateau)."""
+    """Return the given schedule if it is a Constant (or a subclass), and those in its attributes (Plateau's warmup)."""
     return [one for one in (factor, *getattr(factor, "__dict__", {}).values()) if isinstance(one, Constant)]
 
 

@@ -80,8 +80,8 @@ class OptimizerStep:
     def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]:
         """Run forward and backward on the step's micro-batches. Return the objective's losses.
 
-        p.grad of `parameters` becomes the gradient of the loss `loss_name`, averaged over all ranks' samples. Others
-        get 0 if they affect the loss "loss", because DDP waits for their gradients, and None if they affect neither.
+        For each p of `parameters`, p.grad becomes the gradient of the loss `loss_name`, averaged over the global batch:
+        0 if p affects only the loss "loss", because DDP waits for its gradient, and None if it affects neither.
         Each call replaces the gradients; they are not accumulated over calls."""
         values = self._backward(objective, batches, loss_name)
         if self.world.size > 1:  # copy: the next backward pass of DDP reuses this memory
@@ -112,8 +112,8 @@ class OptimizerStep:
     def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None:
         """Clip the gradients in p.grad, update the parameters and set p.grad to None.
 
-        closure: for an optimizer that needs one (torch.optim.LBFGS), a function that calls `gradients` again and
-        returns the loss. Such an optimizer waits for the device. Raise ConfigError for clip_norm with a closure."""
+        closure: for an optimizer that needs one (torch.optim.LBFGS), a function that calls `gradients` and returns the
+        loss, 0-d. Such an optimizer waits for the device. Raise ConfigError if clip_norm is set with a closure."""
         optimizer, limit, trained = self._optimizer(objective), self._clip_norm(objective), self.parameters(objective)
         if closure is not None and limit is not None:
             own = objective in self.state.optimizer.clip_norms
@@ -139,8 +139,8 @@ class OptimizerStep:
     def end_step(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Finish the step after the task's train_step: on_step_end, project, weight average, loss scale. Return
         `values` with grad_norm (before clipping) and non_finite for each objective. If an update was skipped, the
-        objective's losses and grad_norm are 0 and non_finite is 1. A value that a train_step of the task returns has a
-        non_finite of its own, because other steps may not return it."""
+        objective's losses and grad_norm are 0 and non_finite is 1. If the task overrides train_step, each value also
+        has its own <name>/non_finite, because not every step returns every value."""
         state, device = self.state, self.world.device
         returned = set(values) if self.may_skip and overrides(state.task, "train_step") else set()
         for objective, norm in self.norms.items():
@@ -158,7 +158,7 @@ class OptimizerStep:
         if state.rules < 2:  # runs that began with version 0.2 average before on_step_end: lab.options.RULES
             self._average()
         if acts := [name for name in ("on_step_end", "project") if overrides(state.task, name)]:
-            # called in each step, as the host does not know if it was skipped; if so, restore_if undoes the changes
+            # called even if the step was skipped, which only the device knows; restore_if then undoes the changes
             with restore_if(skipped, [*state.task.parameters(), *state.model.parameters()]):
                 for name in acts:
                     with self._warn_of_writes(name):
@@ -190,7 +190,7 @@ class OptimizerStep:
     def _warn_of_writes(self, name: str) -> Iterator[None]:
         """Warn once if `on_step_end` writes to the model's weights, which reaches the weight average only slowly.
 
-        Checked in steps 1, 2, 4, 8, ... only: a method may begin to write late, and other steps cost nothing."""
+        Only steps 1, 2, 4, 8, ... are checked: this finds a method that begins to write late, at almost no cost."""
         state, run = self.state, self.state.task.run.context
         due = name == "on_step_end" and state.ema is not None and state.step & (state.step + 1) == 0
         if not due or overrides(state.task, "project") or run is None or not self.world.is_main:
@@ -211,8 +211,8 @@ class OptimizerStep:
             )
 
     def _backward(self, objective: str, batches: Iterable[Batch], loss_name: str) -> dict[str, Tensor]:
-        """Compute the gradients of the mean of the loss `loss_name` over this rank's samples in the step.
-        Micro-batches of unequal size thus get the right weights, and DDP's mean is the mean over the global batch."""
+        """Compute the gradients of the mean of the loss `loss_name` over this rank's samples in the step. Each
+        micro-batch is weighted by its size, so that DDP's mean over ranks is the mean over the global batch."""
         state, task, scaler = self.state, self.state.task, self.state.scaler
         trained, net, sizes = self.parameters(objective), self.loss_modules[objective], self.hardware.micro_batch_sizes
         names_of_losses = None if objective else task.loss_names
@@ -249,9 +249,9 @@ class OptimizerStep:
         return totals if not objective else {f"{objective}/{name}": value for name, value in totals.items()}
 
     def _rescaled(self, gradients: list[Tensor], totals: dict[str, Tensor], weight: Tensor | None) -> dict[str, Tensor]:
-        """Divide the gradients by the loss scale, and weight the means over samples by Task.sample_weights.
+        """Divide the gradients by the loss scale; divide gradients and losses by the mean sample weight of all ranks.
 
-        weight: 0-d, the sum of this rank's sample weights; None: the task has no weights."""
+        weight: 0-d, the sum of this rank's sample weights, by which losses were multiplied; None: no weights."""
         if self.state.scaler and gradients:  # before clipping, because clip_norm is for the true gradients
             scale = self.state.scaler.scale(torch.ones((), device=self.world.device))
             torch._foreach_mul_(local_parts(gradients), scale.reciprocal().to(gradients[0].device))
@@ -343,7 +343,7 @@ def with_sizes(batches: Iterable[Batch], sizes: list[int], task: Task) -> Iterat
 
 
 def weights_with_padding_at_zero(task: Task, batch: Batch) -> Tensor | None:
-    """Return the task's weights (B,); None: all 1. Padding of an epoch's last batch (drop_last=false) has weight 0."""
+    """Return the task's sample weights (B,), with 0 for padding of an epoch's last batch; None: all are 1."""
     weights, is_real = task.sample_weights(batch), batch.get("is_real")
     if is_real is None:
         return weights
@@ -393,7 +393,7 @@ def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[]
 
 
 def match_strides(parameters: Iterable[nn.Parameter]) -> None:
-    """Give gradients the strides of their weights, as fused kernels read both as flat memory, whatever the strides."""
+    """Give each gradient the strides of its weight: fused kernels ignore strides and read both as flat memory."""
     for p in parameters:
         if p.grad is not None and p.grad.stride() != p.stride():
             p.grad = torch.empty_like(p).copy_(p.grad)

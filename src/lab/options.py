@@ -8,11 +8,11 @@ from typing import Annotated
 from samebits.parallel import DDPConfig, FsdpConfig
 from samebits.schema import Rule, option
 
-# Version of the rules that change a run's results. A saved run keeps its version, so that it resumes bit for bit.
-# 1: until 0.2 (also runs without the key `rules`)
-# 2: each split has its own random numbers; modules that the model puts in evaluation mode stay in it; the last rate
-#    is > 0; weights are averaged after on_step_end; batches of `collate` are not padded; intervals may be fractions
-# 3: since 0.3: random shares of more than 1,024 rows are chosen without an array of all rows (h5rows.row_sets)
+# Version of the rules that affect results. A run keeps the version that it began with, so that it resumes bit for bit.
+# 1: version 0.2 and earlier (also runs without the key `rules`)
+# 2: each split has its own random numbers; modules that the model puts in evaluation mode stay in it; schedules end at
+#    a rate > 0; weights are averaged after on_step_end; batches of `collate` are not padded; intervals may be fractions
+# 3: version 0.3: random shares of more than 1,024 rows are chosen without an array of all rows (h5rows.row_sets)
 RULES = 3
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]

@@ -40,9 +40,9 @@ def out_of_patience(state: TrainState, run: RunContext) -> bool:
 def restore_pending(state: TrainState, validates: bool, run: RunContext) -> None:
     """Update state.pending and state.stop_reason before the first step, because a resume may have changed the config.
 
-    The present config decides about max_steps, max_epochs and early_stop_patience. If a callback ended training, it
-    stays ended, unless the config now has more steps than before: then each stop_reason is cleared. validates:
-    whether there are validation sets."""
+    The present config decides about max_steps, max_epochs and early_stop_patience. A run that a callback or a search
+    has ended takes no more steps, unless the config now has more steps than before. validates: whether there are
+    validation sets."""
     length_changed = state.total_steps != run.total_steps
     if state.step and length_changed and (state.step == run.total_steps or not state.total_steps):
         # this step is the last one now, or an old checkpoint has no state.pending

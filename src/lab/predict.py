@@ -25,7 +25,7 @@ from samebits.world import World
 
 Rows = Iterator[tuple[np.ndarray, dict[str, Any]]]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    # over the classes: images (B, C, H, W) and volumes have them second, rows (B, C) and sequences (B, T, C) last
+    # over the class dimension: dimension 1 of images (B, C, H, W) and volumes, the last of (B, C) and (B, T, C)
     "softmax": lambda output: output.softmax(1 if output.dim() > 3 else -1),
     "sigmoid": torch.sigmoid,
 }
@@ -59,8 +59,8 @@ def predict(what: Prediction, num_procs: int | None, overwrite: bool) -> dict[st
 
 
 def load(what: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World], Rows]]:
-    """Return (hardware, function that predicts a rank's share). Raise ConfigError if the splits' sizes, or
-    the names of classes, differ."""
+    """Return (hardware, function that predicts a rank's share of the samples). Raise ConfigError if the runs differ in
+    the number of samples, the rows or the class names of the split."""
     members = [restore(path, what.split, what.overrides, num_procs) for path in what.paths]
     first = members[0]
     names = getattr(first.experiment.sets[what.split], "class_names", None) or {}

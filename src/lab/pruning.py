@@ -1,7 +1,7 @@
 """Magnitude pruning (Zhu and Gupta 2017) of any task's model: its smallest weights are set to zero while it trains.
 
 `pruned` extends a task, so that masks are part of its state and `project` applies them to the model and to the weight
-average. `Pruner` is a callback that extends the masks between steps, because the host knows the step.
+average. `Pruner` is a callback, which extends the masks between steps: a task's `project` does not get the step.
 """
 
 from __future__ import annotations

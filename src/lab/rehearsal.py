@@ -145,8 +145,8 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
 
 @contextmanager
 def mistakes_before_training(state: TrainState, begins: bool) -> Iterator[None]:
-    """In this block, raise an error of the user's code as a ConfigError in one line, if a new run has not taken a step
-    yet: its directory is then removed."""
+    """In this block, replace an error of the user's code by a ConfigError in one line, while a new run has taken no
+    step. The directory of such a run is removed after a ConfigError."""
     try:
         yield
     except (ConfigError, RunFailed):

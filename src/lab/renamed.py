@@ -1,4 +1,4 @@
-"""Raise ConfigError with the new name for names of version 0.2 in a user's code. To be removed after 0.3."""
+"""Raise ConfigError, with the new name, if a user's code has a name of version 0.2. Remove this file after 0.3."""
 
 from __future__ import annotations
 

@@ -26,17 +26,17 @@ from samebits.device import resolve_auto_as_recorded, resolve_hardware
 from samebits.errors import ConfigError
 from samebits.world import process_group, world_of_one
 
-# what an evaluation reads: these groups, with the keys of `trainer` that choose its samples and batches
+# an evaluation reads these groups and, of `trainer`, the keys that choose its samples and batches
 READ = ("data", "hardware", "model", "quantization", "rules", "seed", "task")
 READ_OF_TRAINER = ("global_batch_size", "max_eval_batches", "pad_eval_batches")
 GROUPS = [each.name for each in fields(RootConfig)]
-# of these groups only training reads; hardware.micro_batch_size is read where hardware.eval_batch_size is null
+# keys of READ that only training reads; hardware.micro_batch_size is not one: it replaces a null eval_batch_size
 ONLY_TRAINING = ("data.overfit", "hardware.cuda_graph")
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained model and the data of a split. model, task: on the CPU. experiment: with the data set of the split.
+    """A trained model and the data of a split. model, task: on the CPU. experiment: its `sets` has only this split.
     file: the checkpoint."""
 
     model: nn.Module
@@ -67,7 +67,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
 
 
 def check_effects(overrides: Sequence[str], split: str) -> None:
-    """Raise ConfigError for an override that only training reads, or that only the start of a run reads."""
+    """Raise ConfigError for an override without effect: only training reads its key, or only the start of a run."""
     for override in overrides:
         key, _, value = override.partition("=")
         key = key.lstrip("+~")

@@ -76,8 +76,8 @@ def train(process: RankProcess) -> dict[str, Any]:
 
 @contextmanager
 def name_float_cast_in_errors(process: RankProcess, data: Data) -> Iterator[None]:
-    """In this block, replace torch's error about a float index (a label, token ids) by a ConfigError that names the
-    transform that has converted it."""
+    """In this block, replace torch's error about a floating-point index by a ConfigError. Such an index is a label or a
+    token id that a transform has converted to float; the error names the transform."""
     try:
         yield
     except (RuntimeError, IndexError) as error:
@@ -91,8 +91,8 @@ def name_float_cast_in_errors(process: RankProcess, data: Data) -> Iterator[None
 
 
 def make_experiment(process: RankProcess) -> Experiment:
-    """Build the data sets. A stream begins at the read position in the checkpoint. Raise ConfigError without a
-    validation split if early stopping or the schedule needs one."""
+    """Build the data sets. A stream starts at the read position in the checkpoint. Raise ConfigError if early stopping
+    or the schedule needs a validation split and there is none."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer = config.trainer
     with world.file_of_host() as shared:
@@ -172,9 +172,9 @@ def build(
 
 
 def steps_of_run(trainer: TrainerConfig, samples_per_epoch: int, step: int, samples: int) -> int:
-    """Return the optimizer steps of the whole run. Raise ConfigError if more are done.
+    """Return the number of optimizer steps of the whole run. Raise ConfigError if the run is already past that step.
 
-    step, samples: done before a resume, perhaps with another batch size."""
+    step, samples: number done before the resume, perhaps with another batch size; (0, 0) for a new run."""
     total_steps = count_steps(trainer, samples_per_epoch, step, samples)
     if step > total_steps:
         raise ConfigError(
@@ -281,8 +281,8 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
     monitor = state.monitor
     payload = reshard_like(payload, state.model, state.optimizer)
-    # optimizer arguments of the config replace those of the checkpoint, but not `lr`: the schedule sets it before
-    # each step, and a finished run, which takes no step but saves again, keeps its own
+    # optimizer arguments in the config replace those in the checkpoint, except `lr`: the schedule sets it before each
+    # step, and a finished run that is resumed takes no step, so it must save the rate that it has loaded
     nodes = [node.optimizer for node in config.optimizers.values()]
     options = {key.rpartition(".")[2] for one in nodes for key in leaves(one, "optim")} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")

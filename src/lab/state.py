@@ -49,23 +49,23 @@ class TrainState:
     best_score: float | None = None
     evals_without_improvement: int = 0  # evaluations since the best score
     running_sums: dict[str, Tensor] = field(default_factory=dict)  # of logged values since the last log, on the device
-    counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps summed in `running_sums`}
+    counts: dict[str, int] = field(default_factory=dict)  # {name: number of steps in its sum in `running_sums`}
     # {objective: number of samples that have passed through forward and backward}, for the FLOP
     passed: dict[str, int] = field(default_factory=dict)
     logged_step: int = 0  # the step of the last log
     steps_without_update: int = 0  # steps in those log intervals, up to logged_step, in which no step made an update
-    logged_lines: int = 0  # lines of metrics.jsonl; only rank 0 knows it
+    logged_lines: int = 0  # lines in metrics.jsonl, which only rank 0 writes and counts
     scored_step: int = 0  # the step of the last evaluation
-    pending: list[str] = field(default_factory=list)  # actions still to be done after `step`: lab.pending
+    pending: list[str] = field(default_factory=list)  # actions to run before the next step: lab.pending
     stop_reason: str = ""  # why training ended before total_steps: "patience", "callback", "pruned" (a search ended it)
     total_steps: int = 0  # the run's length when `pending` was written; 0: a new run, or an old checkpoint
     epoch_samples: int = 0  # rows of the training set; TaskRun gets it when a checkpoint is loaded
     rules: int = RULES  # the run's version of lab.options.RULES
 
     def payload(self, ranks: Tensor | None = None) -> dict[str, Any]:
-        """Return the fields for the checkpoint; `running_sums` are in `ranks`.
+        """Return the content of the checkpoint. It has `ranks` in place of `running_sums`, which differ by rank.
 
-        ranks: (N, K) uint8, the rank_row of each rank; None: save none."""
+        ranks: (N, K) uint8, the rank_row of each of N ranks; None: leave them out."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in values.items()}
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
@@ -195,8 +195,8 @@ class RunContext:
         return StatefulOrder.of(self.train).order
 
     def reorder(self) -> None:
-        """Use the present state of `order` from the next step on; sample ids continue. All ranks call this after the
-        same step. Raise ConfigError during an evaluation, RunFailed if the ranks' orders differ."""
+        """Read rows in the present order of `order` from the next step on; sample ids continue. All ranks must call
+        this after the same step. Raise ConfigError during an evaluation, RunFailed if the ranks' orders differ."""
         order = StatefulOrder.of(self.train)
         if self.evaluations_in_progress:
             raise ConfigError(
@@ -217,8 +217,8 @@ def may_skip(trainer: TrainerConfig, scaler: torch.amp.GradScaler | None) -> boo
 
 
 def replicated_values(state: TrainState) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for all that must be equal on all ranks: weights, weight average, the task's saved buffers,
-    optimizer states. Not compared: the model's buffers, the task's running_* buffers (each rank's own statistics)."""
+    """Yield (name, value) for each value that must be equal on all ranks: weights, weight average, optimizer states,
+    the task's saved buffers. Buffers of the model and running_* of the task are left out: they may differ by rank."""
     yield from state.model.named_parameters()
     yield from ((f"task.{name}", p) for name, p in state.task.named_parameters())
     saved = state.task.state_dict(keep_vars=True)

@@ -146,7 +146,7 @@ def _digest(batch: Batch) -> str:
 def _loader(
     config: Config, dataset: Any, rows: Callable[[int], np.ndarray | None], transform: _Recorded
 ) -> Loader:  # fmt: skip
-    """Return a loader of batches on the CPU, which does not keep the data set in memory. rows: k -> rows of a batch."""
+    """Return a loader of CPU batches that keeps no copy of the data set. rows: k -> rows of batch k; None: no more."""
 
     def plan(k: int) -> tuple[np.ndarray, np.ndarray] | None:
         found = rows(k)
@@ -167,7 +167,7 @@ def _batch_size(dataset: Any) -> int:
 
 
 def _probed(dataset: Any) -> np.ndarray:
-    """Return PROBED rows, spread over the data set and repeated: a loader's first batch must be its largest."""
+    """Return rows to hash, spread over the data set. They are repeated, as a first batch must be the largest one."""
     step = _batch_size(dataset)
     return np.resize(np.linspace(0, len(dataset) - 1, min(PROBED, step)).astype(np.int64), step)
 

@@ -85,8 +85,8 @@ class Trial(Experiment):
 def steps_of(
     state: TrainState, loss_modules: dict[str, nn.Module], trial: Trial, hardware: Hardware
 ) -> Callable[[Iterator[Batch]], dict[str, Tensor]]:
-    """Return a function that takes one training step. Steps are never skipped: a skipped one would not allocate the
-    optimizer's state, and fp16 may skip all steps of a short trial."""
+    """Return a function that takes one training step and never skips it. fp16 may skip all steps of a short trial, and
+    a skipped step does not allocate the optimizer's state, so the memory would be underestimated."""
     state.scaler = None
     trainer = replace(trial.config.trainer, non_finite="stop")
     return lambda batches: train_step(loss_modules, state, batches, trainer, hardware, trial.this_process)

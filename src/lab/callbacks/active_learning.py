@@ -30,7 +30,7 @@ class Labelled:
         self.rows = self.draws.uniform(torch.arange(self.size), 1)[:, 0].argsort(stable=True)[:begin]
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the rows (B,) of these positions in the order of the run, (B,) int64."""
+        """Return the rows of these sample ids, (B,) int64 -> (B,) int64."""
         return self.rows[self.draws.below(torch.tensor(numbers), (len(self.rows),))[:, 0]].numpy()
 
     def state_dict(self) -> dict[str, Tensor]:

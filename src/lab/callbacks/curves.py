@@ -13,7 +13,7 @@ from samebits.extras import check_installed
 from samebits.files import replacing
 from samebits.status import read_metrics
 
-POINTS = 40  # longer curves are drawn faintly, with their running median over about 1/20 of the points
+POINTS = 40  # longer curves are drawn faintly, and their running median over about 1/20 of the points on top
 NOT_DRAWN = ("epoch", "skipped_steps")  # training values that are not drawn
 
 

@@ -13,8 +13,8 @@ from samebits.status import shown
 
 
 class Graph(Callback):
-    """Log two kinds of pictures, which are also files of the run in media/graph: modules, the calls of modules with the
-    shapes of their outputs, and autograd, the operations of the backward pass with the parameters.
+    """Log two kinds of pictures and save them in media/graph: `modules` shows the calls of modules with the shapes of
+    their outputs, `autograd` the operations of the backward pass with the parameters.
 
     depth: levels of modules that are drawn; deeper ones are part of their parent. autograd: False draws only the
     modules. The forward pass of the first micro-batch is run on the meta device, or with a real batch if the model

@@ -24,7 +24,7 @@ class NonFiniteWatch(Callback):
         for name, module in state.model.named_modules():
             if name and not list(module.children()):
                 module.register_forward_hook(self._hook(name))
-        if state.scaler is None:  # with a scaler, infinite gradients are expected: fp16 finds its loss scale by them
+        if state.scaler is None:  # with fp16, infinite gradients are normal: they lower the loss scale until it fits
             for name, p in state.model.named_parameters():
                 if p.requires_grad:
                     p.register_post_accumulate_grad_hook(partial(self._of_gradient, name))

@@ -17,8 +17,8 @@ from samebits.status import class_names
 
 
 class Pictures(Callback):
-    """Log the samples of the task (Task.sample), otherwise what Task.show returns, otherwise a figure of images with
-    their predicted classes. They are saved to media/<name>/ and the loggers.
+    """Log the result of Task.sample, of Task.show if the task has no `sample`, or, if it has neither, a figure of
+    images with their predicted classes. They are saved to media/<name>/ and the loggers.
 
     count: number of samples, from the first batch of rank 0. field: images (B, C, H, W). target: labels (B,), shown if
     the prediction is wrong. The figure requires an output of scores (B, classes), and matplotlib.

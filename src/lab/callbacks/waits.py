@@ -21,11 +21,11 @@ class NameWaits(Callback):
         self.step = ExitStack()
 
     def before_step(self, state: Any) -> None:
-        """Start to observe the step."""
+        """Start observing the step."""
         self.step.enter_context(observe_waits(self._note))
 
     def on_step(self, state: Any) -> None:
-        """Stop to observe the step."""
+        """Stop observing the step."""
         self.step.close()
 
     def _note(self, what: str, file: str, line: int) -> None:

@@ -1,5 +1,5 @@
-"""Fields of a batch from columns of Arrow tables: numbers, lists of one length, and strings as class indices. The rows
-of a split.
+"""Read fields of a batch from columns of Arrow tables (numbers, lists of one length, strings as class indices), and
+choose the rows of a split.
 
 fields                       columns of the table               in a batch of B rows
 x: [age, height, weight]     three columns of numbers           x: (B, 3)
@@ -22,15 +22,15 @@ from samebits.errors import ConfigError, RunFailed
 
 EXAMPLE = "data.fields={x: [a, b, c], y: label}"
 PACK = "pack it into HDF5 instead: docs/pack_data.md"
-READ = 1 << 22  # values that `columns_with_nan` reads together
-# torch cannot compute with these types
+READ = 1 << 22  # values that `columns_with_nan` reads at a time
+# torch cannot compute with these types, so they are converted to a type that contains all their values
 WIDER = {"uint16": np.dtype(np.int32), "uint32": np.dtype(np.int64), "uint64": np.dtype(np.int64)}
 
 
 class TableRows:
-    """The rows of a split: what `BatchDataset`s of tables with `gather` and `where` have in common.
+    """The rows of a split: the base class of `BatchDataset`s of tables, which define `gather` and `where`.
 
-    _origin: names the table, or the files one after the other. _rows: (N,) int64 numbers of the split's rows there.
+    _origin: names the table, or the concatenated files. _rows: (N,) int64, the numbers of the split's rows in it.
     """
 
     spec: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -146,7 +146,7 @@ class Columns:
         return made
 
     def _learn(self, key: str, name: str, kind: Any, where: str, first: Callable[[str], Any]) -> np.dtype | None:
-        """Note the shape of a column's cells. Return the type of its numbers; None for strings."""
+        """Store the shape of a column's cells. Return the dtype of its numbers; None for strings."""
         import pyarrow.types as pt
 
         shape, cells = [], first(name) if is_list(kind) else None
@@ -203,7 +203,7 @@ def rows_of_split(
     fold_repeat: int,
     stratify_by: str | None,
 ) -> np.ndarray:
-    """Return the rows of an entry of data.splits: its share of `rows`, and of these its part of a cross-validation.
+    """Return the rows of an entry of data.splits: its share of `rows`, reduced to its fold in a cross-validation.
 
     entry: {rows: [BEGIN, END] or null, by: random, blocks or a column, whose equal values stay together, fold: train,
     val or null}. key: its name in messages. column: (name, key) -> all values of a column."""
@@ -236,9 +236,9 @@ def joined_values(parts: Sequence[Any], what: str) -> np.ndarray:
     kind = parts[0].type
     if pt.is_nested(kind):
         raise ConfigError(f"{what}: is {kind}, but must have one value per row")
-    if pt.is_integer(kind):  # as Python's numbers, parts could have other types, and all of them become floats
+    if pt.is_integer(kind):  # not by Python's numbers: parts with different dtypes would all become floats
         return np.concatenate([part.to_numpy() for part in parts])
-    if pt.is_timestamp(kind) and kind.unit == "ns":  # Python's have microseconds
+    if pt.is_timestamp(kind) and kind.unit == "ns":  # Python's datetime has only microseconds
         return np.concatenate([part.cast(pa.int64()).to_numpy() for part in parts])
     return np.concatenate([np.asarray(part.to_pylist()) for part in parts])
 
@@ -290,7 +290,7 @@ def flattened(column: Any) -> Any:
 
 
 def extremes_of(columns: Iterable[Any]) -> tuple[int, int]:
-    """Return the smallest and the largest value of columns of integers in parts; (0, 0) if there are none."""
+    """Return the smallest and the largest value of a column of integers, given in parts; (0, 0) if it is empty."""
     import pyarrow.compute as pc
 
     found = [pc.min_max(column).as_py() for column in columns]

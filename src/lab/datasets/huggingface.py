@@ -1,8 +1,8 @@
 """Data sets of Hugging Face's `datasets`: Arrow tables that are memory-mapped, and streams. Requires the extra
 `datasets`.
 
-A row of a map-style data set has a number, so it can have any order and is read without a copy of the table in memory.
-A stream has only the order of its shards; blocks of it are shuffled, and a resume continues it by its state.
+Rows of a map-style data set can be read in any order, without a copy of the table in memory. A stream can only be read
+in the order of its shards, so it is shuffled in blocks. Its state is saved, and a resumed run continues from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # files that s
 class HuggingFace(TableRows):
     """A `BatchDataset` of a data set of `datasets`.
 
-    path: a folder of `save_to_disk`, or what `load_dataset` takes: a name on the Hub, or a folder of files. name,
+    path: a folder of `save_to_disk`, or an argument of `load_dataset`: a name on the Hub, or a folder of files. name,
     revision: configuration and commit on the Hub. fields, missing: see lab.datasets.columns. splits: {split: {of: its
     name there, rows: [BEGIN, END] or null, by: random, blocks or a column, whose equal values stay together}}. folds,
     fold, fold_repeat, stratify_by: see h5rows.Dataset; stratify_by is a column.
@@ -73,13 +73,13 @@ class HuggingFace(TableRows):
             raise ConfigError(f"{key}: is empty in {self._where}; give a larger range, or null")
 
     def where(self, row: int) -> str:
-        """Return the row number in the split of `datasets`, and its name, of a row, as text for messages."""
+        """Return a text for messages: the number of a row in its split of `datasets`, and the split's name."""
         return f"row {self._rows[row]} of {self._where}"
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Write sample rows[i] into out[field][i] and return out. rows: (B,) int64. Thread-safe."""
         rows = self._rows[rows]
-        order = np.argsort(rows, kind="stable")  # neighbors are in one page of the file
+        order = np.argsort(rows, kind="stable")  # read in file order: neighboring rows are in the same page
         found = self.columns.arrays(self._table[rows[order].tolist()], self._where)
         if out is None:
             out = {field: torch.empty((len(rows), *shape), dtype=dtype) for field, (shape, dtype) in self.spec.items()}
@@ -91,8 +91,8 @@ class HuggingFace(TableRows):
 class HuggingFaceStream:
     """A stream of `load_dataset(streaming=True)`; arguments as of HuggingFace, but an entry of `splits` has only `of`.
 
-    shuffle_block: training samples that are shuffled together, in another way in each pass over the data; 0 or 1: none.
-    `IterableDataset.shuffle` is not used, because its buffer is not in its state. seed: seeds the shuffling.
+    shuffle_block: training samples that are shuffled together, differently in each pass over the data; 0 or 1: no
+    shuffling. `IterableDataset.shuffle` is not used, because its state lacks its buffer. seed: of the shuffling.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class HuggingFaceStream:
         self._begin = self._first  # another pass, with blocks of other numbers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the beginning of the present block and how much of it was returned, for a checkpoint."""
+        """Return, for a checkpoint, the start of the present block and how many of its samples were returned."""
         return {"begin": copy.deepcopy(self._begin), "blocks": self._blocks, "given": self._given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

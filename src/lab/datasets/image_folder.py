@@ -1,7 +1,7 @@
 """Image files in class folders, decoded when they are read: path/[train|val|test/]class/[.../]name.jpg.
 
-The files are found, ordered and decoded as by `src/h5.py pack`, so a packed file contains the same samples. Reading a
-packed file is faster, because nothing is decoded: pack the images for more than a first look. Requires the extra
+`./run h5 pack` finds, orders and decodes the files in the same way, so a packed file contains the same samples. It is
+read faster, because nothing is decoded: pack the images if you read them more than a few times. Requires the extra
 `images`.
 """
 

@@ -101,13 +101,13 @@ class Mixed:
         if out is None:
             out = {f: torch.empty((len(rows), *shape), dtype=dtype) for f, (shape, dtype) in self.fields.items()}
         out = {field: out[field][: len(rows)] for field in self.fields}
-        arrays = {field: values.numpy() for field, values in out.items()}  # torch's threads would hang after a fork
+        arrays = {field: values.numpy() for field, values in out.items()}  # torch's threads hang in a forked worker
         for k, name, local, at in self._places(rows):
             part, spec = self.parts[name], self.specs[name]
             of_part = {field: out[field] for field in spec}
             if len(at) == len(rows):
                 for field, values in (part.gather(local, of_part) or {}).items():
-                    if field in of_part and values.data_ptr() != of_part[field].data_ptr():  # it did not write to `out`
+                    if field in of_part and values.data_ptr() != of_part[field].data_ptr():  # gather ignored `out`
                         arrays[field][:] = values.numpy()
             elif hasattr(part, "gather_at"):
                 part.gather_at(local, of_part, at)
@@ -271,7 +271,7 @@ def _bytes(spec: Spec) -> int:
 
 @contextmanager
 def about_part(name: str) -> Iterator[None]:
-    """Replace `data` by data.parts.<name> in a ConfigError of this block, because the part's class only uses `data`."""
+    """In this block, replace `data` by data.parts.<name> in a ConfigError: a data set's class only knows `data`."""
     try:
         yield
     except ConfigError as error:

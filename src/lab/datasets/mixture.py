@@ -44,9 +44,9 @@ def assign(numbers: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndar
     """Return the part of each sample, (B,), and how many samples of that part are before it, (B,). numbers: sample ids,
     (B,) int64.
 
-    The first part is distributed against all others, then the second against the remaining ones, and so on, each like
-    the pixels of a straight line (Bresenham 1965). Any range of consecutive ids contains the share of each part to
-    within one or two samples. The share is exact if it is an integer and the range starts at a multiple of its length.
+    First each id is assigned to the first part or to the rest, then the rest to the second part or the others, and so
+    on, each time as evenly as the pixels of a line (Bresenham 1965). A part has its share of any range of consecutive
+    ids to within one or two samples; exactly, if that is an integer and the range starts at a multiple of its length.
     """
     of, index = np.full(len(numbers), -1), np.zeros(len(numbers), dtype=np.int64)
     left, total, open_ = numbers.copy(), sum(weights), np.ones(len(numbers), dtype=bool)

@@ -40,8 +40,8 @@ from samebits.extras import need, pip_install
 from samebits.files import amount, in_words
 from samebits.schema import Count, NotNegativeInt
 
-WINDOW, LEAST_GROUPS = 256 << 20, 4  # decoded bytes, and row groups, that are at least shuffled together
-TRIES = 3  # of a read from a server
+WINDOW, LEAST_GROUPS = 256 << 20, 4  # row groups to shuffle together: so many decoded bytes, but at least 4 groups
+TRIES = 3  # how often a read from a server is tried
 
 
 class Parquet(TableRows):
@@ -109,7 +109,7 @@ class Parquet(TableRows):
         return int(-(-len(self) // len(touched)))
 
     def where(self, row: int) -> str:
-        """Return the row number in the file, and the file, of a row of the split, as text for messages."""
+        """Return a text for messages: the file of a row of the split, and the row's number in that file."""
         files, number = self.files, self._rows[row]
         file = files.file_of[files.group_of(number)]
         return f"row {number - files.begins[files.file_of == file][0]} of {files.names[file]}"
@@ -138,7 +138,7 @@ class Parquet(TableRows):
         return out
 
     def _group(self, group: int) -> dict[str, np.ndarray]:
-        """Return a decoded row group. Threads that need the same one wait for the first of them."""
+        """Return a decoded row group. If several threads need it, the first decodes it and the others wait."""
         with self._lock:
             if group in self._cache:
                 self._cache.move_to_end(group)
@@ -236,7 +236,7 @@ class Files:
         return f"{self.names[self.file_of[group]]}, row group {self.number_of[group]}"
 
     def columns(self, fields: Mapping[str, Any], missing: str) -> Columns:
-        """Return the fields. Raise ConfigError if a file has other types, or values are missing that may not be."""
+        """Return the fields. Raise ConfigError if a file has other types, or if `missing` does not allow a null."""
         if not isinstance(fields, Mapping):
             raise ConfigError(f"data.fields={fields}: must be a mapping, such as {{x: [a, b, c], y: label}}")
 
@@ -277,10 +277,10 @@ class Files:
         return joined_values(parts, f"{key}={name}: {self.where}")
 
     def _statistics(self, names: Sequence[str], what: str, reduce: Any) -> dict[str, Any]:
-        """Return {column: reduced statistic} of the columns that have this statistic in all row groups."""
+        """Return {column: statistic, reduced over row groups}, for the columns that have it in all row groups."""
         found: dict[str, list[Any]] = {name: [] for name in names}
         for meta in self._meta:
-            # by position: the path of a column of lists is NAME.list.element, and names of columns may have dots
+            # by position, not by path: that of a column of lists is NAME.list.element, and a name may contain dots
             of = [field.name for field in meta.schema.to_arrow_schema() for _ in range(leaves(field.type))]
             if len(of) != len(meta.schema):
                 return {}

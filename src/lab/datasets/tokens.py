@@ -73,7 +73,7 @@ class TokenWindows:
                 f"data.window={window}: the longest stream has {longest} tokens, and {window + 1} are needed"
             )
         self.spec = {self._field: ((window + 1,), torch.int64)}
-        self.consecutive = stride == window  # each row continues the previous one; an order of lanes requires it
+        self.consecutive = stride == window  # True: each row continues the previous one, as data/order=lanes requires
         self.tokens_per_sample = window  # to log the speed in tokens/s
         self.chunk_rows = None
 
@@ -81,7 +81,7 @@ class TokenWindows:
         return self._size
 
     def shared_rows(self, other: TokenWindows) -> int:
-        """Return how many windows are of a stream that the other split reads, too."""
+        """Return the number of windows whose stream the other split reads too."""
         streams = {shard.where for shard in other._shards}
         counts = zip(self._shards, np.diff(self._starts).tolist(), strict=True)
         return sum(count for shard, count in counts if shard.where in streams)

@@ -81,8 +81,8 @@ class Torchmetric:
 
 
 def gathered(value: Tensor, world: World) -> list[Tensor]:
-    """All-gather a state. The state of a rank without samples, which may have a wrong dtype and shape, is replaced by
-    an empty tensor."""
+    """Return the state of each rank. A rank without samples may have a state of a wrong dtype and shape; it is replaced
+    by an empty tensor."""
     parts = world.all_gather(value)
     known = next((part for part in parts if part.numel()), value)
     return [part if part.numel() else known[:0] for part in parts] if known.dim() else parts

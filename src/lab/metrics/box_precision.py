@@ -70,7 +70,7 @@ class BoxPrecision:
         """Return the mean average precision over all ranks. All ranks must call it, including ranks without samples."""
         empty = (torch.zeros(0).double(), torch.zeros(0).long(), torch.zeros(0, len(self.overlaps), dtype=torch.bool))
         columns = [torch.cat(parts) for parts in zip(empty, *self.found)]
-        if world.size > 1:  # gather on the device; float64 may not exist on the device of a single process (mps)
+        if world.size > 1:  # move to the device only to gather, because mps, which has one process, has no float64
             columns = [torch.cat([to_cpu(part) for part in world.all_gather(one.to(world.device))]) for one in columns]
         scores, labels, hits = columns
         targets = to_cpu(world.all_reduce_sum(self.targets.to(world.device, copy=True)))

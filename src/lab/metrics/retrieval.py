@@ -16,7 +16,7 @@ class Recall:
     """recall@k in both directions: the share of samples whose partner is among the k most similar ones of all samples.
 
     output: (image, text), two embeddings (B, E) of each sample. Ties count as if they were broken at random. Memory:
-    each rank stores the embeddings of all ranks' samples when `compute` is called.
+    `compute` stores the embeddings of the samples of all ranks on each rank.
     """
 
     def __init__(self, k: Count) -> None:

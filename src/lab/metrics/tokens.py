@@ -1,7 +1,7 @@
 """Metrics of generated tokens: exact match, token error rate (WER, CER) and BLEU; exact for any number of ranks.
 
-output: the generated tokens, (B, T) integers, or a dict whose entry "tokens" they are. batch["y"]: the target tokens,
-(B, U). T and U may differ. Both have -100 after the last token of a sample; other places with -100 are left out, too.
+output: the generated tokens, (B, T) integers, or a dict with the entry "tokens". batch["y"]: the target tokens, (B, U).
+T and U may differ. Both have -100 after the last token of a sample; -100 at other places is ignored too.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class GPT(nn.Module):
     the loss never stores all logits.
 
     separator: id of the token at the start of each document (GPT-2: 50256), for windows that contain several documents.
-    Attention does not cross it and positions restart at 0, so each document is processed as if it were alone (Krell et
+    Attention does not cross it and positions restart at 0, so documents do not influence each other (Krell et
     al. 2021, "Efficient Sequence Packing without Cross-contamination"). None: a window is one text.
     """
 

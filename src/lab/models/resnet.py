@@ -38,7 +38,7 @@ class Block(nn.Module):
         nn.init.zeros_(norm.weight)  # the block starts as its shortcut (zero-init residual, Goyal et al. 2017)
         self.residual = nn.Sequential(*conv_norm(channels_in, channels_out, 3, stride), nn.ReLU(), conv, norm)
         shortcut: list[nn.Module] = []
-        if stride > 1:  # pool before the 1x1 convolution: with a stride it would discard three of four pixels
+        if stride > 1:  # pool, because a 1x1 convolution with stride 2 would discard three of four pixels
             shortcut.append(nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False))
         if channels_in != channels_out:
             shortcut += conv_norm(channels_in, channels_out, 1)

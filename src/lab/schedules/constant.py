@@ -12,10 +12,10 @@ from samebits.schema import Point, parse_point
 
 @dataclass(frozen=True)
 class Epochs:
-    """The epochs of a run in optimizer steps: k epochs are done after step round(k * steps + ahead).
+    """The length of an epoch in optimizer steps: k epochs are done after step round(k * steps + ahead).
 
-    steps: of one epoch, may be a fraction. ahead: not 0 if a resume has changed the batch size; then the steps done are
-    more, or less, than those that their samples would take with the present batch size."""
+    steps: of one epoch, may be a fraction. ahead: steps done minus the number of steps that the same samples would take
+    with the present batch size; 0 unless a resume has changed the batch size."""
 
     steps: float
     ahead: float = 0.0
@@ -31,10 +31,10 @@ class Constant:
 
     # Not inherited (samebits.steps.seed.declares_no_rng): a subclass that does not set it may use random numbers.
     uses_rng = False
-    # True: progress 1 would be the step after the last one, so the last step has a rate above the final one. False in
-    # runs of old versions (rules 1): progress was 1 in the last step
+    # True: progress is 1 in the step after the last one, so the last step has a rate above the final one. False in runs
+    # that began with version 0.2 (rules 1): progress is 1 in the last step
     every_step_trains = True
-    epochs: ClassVar[Epochs | None] = None  # set by the run (lab.optim.set_epochs), for points such as 10ep
+    epochs: ClassVar[Epochs | None] = None  # set by lab.builders.make_factor, for points such as 10ep
 
     warmup: Point
 
@@ -57,7 +57,7 @@ class Constant:
         if not unit:
             return round(times * (value * total_steps))
         if self.epochs is None:
-            raise ConfigError(f"{type(self).__name__}.{name}={point}: set `epochs` of the schedule first (lab.optim)")
+            raise ConfigError(f"{type(self).__name__}.{name}={point}: set the schedule's `epochs` first (lab.builders)")
         return round(times * (value * self.epochs.steps) + self.epochs.ahead)
 
     def points(self) -> Iterator[tuple[str, float | str]]:

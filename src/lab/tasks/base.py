@@ -77,22 +77,22 @@ class Task(nn.Module):
 
     # Keys that `losses` returns in addition to "loss". They are logged, and evaluations compute their means.
     loss_names: tuple[str, ...] = ()
-    # True: add batch["sample_id"] and batch["row"], both (B,) int64. In training, sample_id is the position in the
-    # order of the run, and row the index in the data set (no "row" if the data set is a stream). In evaluations both
-    # are the row. Both are -1 in padding rows (in evaluations, or with data.order.drop_last=false), which do not count.
+    # True: add batch["sample_id"] and batch["row"], both (B,) int64. In training, sample_id counts the samples of the
+    # run, and row is the index in the data set (no "row" if the data set is a stream). In evaluations both are the
+    # index. Both are -1 in padding (in evaluations, or with data.order.drop_last=false), which does not change results.
     needs_sample_ids = False
     # True: the loss compares samples of all ranks (a contrastive loss). A step is then one micro-batch, and all ranks
     # evaluate the same number of batches.
     needs_global_batch = False
-    # True: the exception to needs_global_batch. A step may have several micro-batches, because train_step computes the
-    # loss that compares samples from optimizer_step.outputs
+    # True: a step may have several micro-batches in spite of needs_global_batch, because train_step computes the loss
+    # that compares samples from optimizer_step.outputs, the outputs of all micro-batches
     allows_micro_batches = False
     # True: the task keeps a state (e.g. a hidden state) from step to step. B sequences are read in parallel, and
     # batches have "lane", the sequence of each row, and "position" in it, (B,) int64. eval_lanes: docs/data_orders.md
     stateful = False
     reads_device = False  # True: train_step must read values from the device; samebits.testing.TaskTests allows it
     not_restored_on_skip: tuple[str, ...] = ()  # submodules whose buffers are not restored after a skipped step
-    no_prediction = ""  # message of the error that `predict` raises, if a task computes nothing from a given sample
+    no_prediction = ""  # if the task has nothing to predict for a given sample: message of the ConfigError of `predict`
     not_compiled: tuple[str, ...] = ()  # names of methods that hardware.compile must not compile
     metrics: Mapping[str, Metric] = {}  # {name: metric}; logged as val/<name>
     run: TaskRun = TaskRun()
@@ -100,7 +100,7 @@ class Task(nn.Module):
     # of the model at the start of the run}. Set it in __init__. After `setup`, self.frozen_networks[name] is the
     # network, on the device, in eval mode and without gradients. It is saved once, in the run's folder `frozen`.
     frozen_networks: Mapping[str, Any] = {}
-    # Number of training batches for recomputing the BatchNorm statistics of the weight average; 0: it uses the model's
+    # Number of training batches from which BatchNorm statistics of the weight average are computed; 0: use the model's
     bn_update_batches = 0
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
@@ -181,8 +181,8 @@ class Task(nn.Module):
         Called on all ranks before each checkpoint and each evaluation in training, under no_grad."""
 
     def averaging_factor(self, step: int) -> float | None:
-        """Return the factor of this step's weights in the weight average: mean += factor * (weights - mean). None: do
-        not update the average after this step.
+        """Return the factor of this step's weights in the weight average, mean += factor * (weights - mean), or None to
+        leave the average unchanged after this step.
 
         step: from 0. If a task overrides this method, evaluate, predict, export and load_run use the average, and
         trainer.ema_decay must not be set. The factor 1 / (k + 1) at the k-th update (from 0) gives the mean (SWA)."""

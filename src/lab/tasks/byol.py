@@ -1,4 +1,4 @@
-"""BYOL (Grill et al. 2020): the model predicts the representation that its EMA (the teacher) has of another view."""
+"""BYOL (Grill et al. 2020): the model sees a view and predicts what its EMA, the teacher, returns for another view."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Contrastive learning (SimCLR, Chen et al. 2020): find the second view of a sample among those of all samples in the
-global batch."""
+"""Contrastive learning (SimCLR, Chen et al. 2020): identify the second view of a sample among the second views of all
+samples in the global batch."""
 
 from __future__ import annotations
 

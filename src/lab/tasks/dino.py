@@ -66,8 +66,8 @@ class DINO(Task):
         self.temperature, self.teacher_temperature = temperature, teacher_temperature
         self.center_momentum, self.step = center_momentum, 0
         self.whole, self.local = Views(["x"] * 2, augment), Views(["x"] * (views - 2), local_augment)
-        # center: running mean of the teacher's output. seen: sum of the outputs in this step on this rank, then their
-        # number
+        # center: running mean of the teacher's output. seen, (prototypes + 1,): sum of the outputs in this step on this
+        # rank; the last element is their number
         count = len(head.prototypes)
         self.center, self.seen = nn.Buffer(torch.zeros(count)), nn.Buffer(torch.zeros(count + 1), persistent=False)
 
@@ -95,7 +95,7 @@ class DINO(Task):
         return model(batch["x"])
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
-        """Run a step; reset the sum of the teacher's outputs."""
+        """Reset the sum of the teacher's outputs, then run a step."""
         self.step = step
         self.seen.zero_()
         return optimizer_step("", batches)

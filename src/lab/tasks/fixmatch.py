@@ -64,7 +64,7 @@ class FixMatch(Task):
         sure = (certainty > self.threshold).float()
         told = F.cross_entropy(output.float(), torch.where(known, labels, guess), reduction="none")
         taught = F.cross_entropy(of_strong.float(), guess, reduction="none")
-        # the loop computes the mean over all samples: these factors make it the mean over (un)labeled samples
+        # the loop divides by the number of all samples: these factors turn that into the mean over (un)labeled samples
         with_label, without = known * (1 + self.ratio), ~known * (1 + 1 / self.ratio)
         supervised, guessed = with_label * told, without * sure * taught
         loss = supervised + self.factor * guessed

@@ -17,7 +17,7 @@ from samebits.schema import Count, NotNegative
 
 
 class WGAN(Task):
-    """model: the generator, noise (B, *noise_shape) -> (B, ...) with as many values per sample as batch["x"].
+    """model: the generator, noise (B, *noise_shape) -> (B, ...), which is reshaped to batch["x"], of as many values.
 
     critic: (B, ...) -> (B, N) scores, averaged over N; it must not contain BatchNorm, because the penalty is on
     per-sample gradients. critic_steps: critic updates per generator update. In evaluations the loss is the critic's
@@ -73,7 +73,7 @@ class WGAN(Task):
         return {"loss": -self.scores(made)}, made
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
-        """Return the scores of evaluations; training uses <objective>_losses."""
+        """Return the losses and the output of an evaluation; training uses critic_losses and generator_losses."""
         made = self.predict(model, batch)
         real, fake = self.scores(batch["x"]), self.scores(made)
         return {"loss": real - fake, "real": real, "fake": fake}, made

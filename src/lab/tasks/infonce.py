@@ -1,4 +1,4 @@
-"""InfoNCE (van den Oord et al. 2018): find the partner of each sample among those of all samples of the global batch.
+"""InfoNCE (van den Oord et al. 2018): identify each sample's partner among the partners of the whole global batch.
 
 contrastive.py compares two views of each sample, clip.py an image and its text.
 """
@@ -18,11 +18,11 @@ from samebits.errors import ConfigError
 from samebits.schema import Positive
 from samebits.world import gather_rows
 
-KNOWN = "InfoNCE."  # prefix of batch fields of the second pass over a step's micro-batches
+KNOWN = "InfoNCE."  # prefix of the batch fields that train_step adds for its second pass over the micro-batches
 
 
 class InfoNCE(Task):
-    """A subclass has `pairs`, which returns two embeddings of each sample.
+    """The base class of tasks with this loss. A subclass defines `pairs`, which returns two embeddings of each sample.
 
     The loss is the cross-entropy of identifying a sample's other embedding among those of all samples of all ranks,
     averaged over both directions. The temperature starts at `temperature`, is learned, and stays above 0.01, as in CLIP
@@ -90,7 +90,7 @@ class InfoNCE(Task):
         one, two, counts = gathered.split([size, size, 1], 1)
         local, scale = rows[:, : 2 * size].split(size, 1), rows[:, 2 * size :].exp()
         target = first + torch.arange(len(rows), device=rows.device)
-        # the partner of padding is kept: its loss, which does not count, is finite
+        # a padding row keeps its own partner, so that its loss is finite: 0 * inf in the mean would be NaN
         absent = (counts.T == 0).expand(len(rows), -1).scatter(1, target[:, None], False)
         with torch.autocast(rows.device.type, enabled=False):  # values up to 100 would have two digits in bf16
             pairs = [(local[0], two), (local[1], one)]

@@ -17,8 +17,8 @@ from samebits.shards import global_dot, local_parts
 
 
 class PCGrad(Task):
-    """criteria: {name: criterion}, where criterion(output, batch) -> (B,). The loss is their sum; each is logged by
-    name.
+    """criteria: {name: criterion}, where criterion(output, batch) -> (B,). The loss is their sum; each is logged under
+    its name.
 
     Two gradients are in conflict if their dot product is negative. The gradient of a criterion is projected onto the
     normal plane of every gradient that it conflicts with, in random order. The update uses the sum of the projected

@@ -31,8 +31,8 @@ class LaneStates(nn.Module):
         self.lanes, self.eval_lanes = lanes, eval_lanes
         self.evaluated: dict[str, Tensor] = {}
         for name, value in initial.items():
-            # [lane, position % 2] is the state at the start of `position`. A step does not overwrite the state it
-            # reads, so that a second pass over the same batches (SAM, LBFGS) starts from the same state
+            # index [lane, position % 2]: the state at the start of `position`. Two states are kept so that a step does
+            # not overwrite the one it has read: a second pass over its batches (SAM, LBFGS) must start from it again
             self.register_buffer(name, value.detach().expand(lanes, 2, *value.shape).clone())
 
     def train(self, mode: bool = True) -> LaneStates:
@@ -86,7 +86,7 @@ class Streaming(Supervised):
     """
 
     stateful = True
-    not_restored_on_skip = ("states",)  # the next rows continue from the skipped step's rows
+    not_restored_on_skip = ("states",)  # the next step reads the rows after those of the skipped step
 
     def __init__(
         self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], lanes: Count, eval_lanes: Count

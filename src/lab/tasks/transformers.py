@@ -10,7 +10,7 @@ from lab.tasks.supervised import Supervised
 
 
 class Transformers(Supervised):
-    """batch["x"]: (B, L) token ids; if the batch has "x_length", (B,), they are padded on the right to L.
+    """batch["x"]: (B, L) token ids, padded on the right if the batch has the lengths of texts, "x_length" (B,).
 
     The criterion and the metrics are called with the model's logits: (B, C) with labels "y" (B,), or (B, L, V) with
     labels "y" (B, L) that are -100 at positions without a target. If "y" is (B, L), samples are weighted by their

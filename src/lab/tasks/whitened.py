@@ -1,4 +1,4 @@
-"""Image classification after airbench (Jordan 2024, github.com/KellerJordan/cifar10-airbench): the first layer is
+"""Image classification as in airbench (Jordan 2024, github.com/KellerJordan/cifar10-airbench): the first layer is
 computed from the training images, kernels keep their norm, and evaluations average over several views of an image."""
 
 from __future__ import annotations

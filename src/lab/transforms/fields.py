@@ -198,7 +198,7 @@ class Normalize(_PerField):
         if dim is None and len(mean) > 1:
             raise ConfigError(f"data.transforms: Normalize.dim=null needs one mean and std, got {len(mean)}")
         exact = torch.tensor([list(mean), list(std)], dtype=torch.float64)
-        # a large mean in float32 would be off by more than the std of float64 values, such as times
+        # float64 fields, such as times, may have a mean whose rounding error in float32 is larger than their std
         self._numbers, self._exact = OnDevices(exact.float()), OnDevices(exact)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from samebits.schema import Count, Positive
 class Mixup:
     """Mix the samples with ids 2i and 2i + 1, with a weight from Beta(alpha, alpha) for each pair.
 
-    Pairs do not depend on ranks and micro-batches, because every micro-batch must have an even size. They are random,
-    because the order is shuffled. field: floating point. target: labels (B,) or (B, 1), or probabilities (B,
+    Every micro-batch must have an even size, so that pairs do not depend on ranks and micro-batches. They are random if
+    data.order is. field: floating point. target: labels (B,) or (B, 1), or probabilities (B,
     num_classes); it becomes (B, num_classes) float32 probabilities, which lab.losses.cross_entropy accepts. Metrics
     that require labels cannot be computed from such batches.
     """

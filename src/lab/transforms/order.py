@@ -1,4 +1,4 @@
-"""Refuse transforms in an order that gives wrong values. No torch."""
+"""Raise ConfigError for transforms in an order that gives wrong values. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Node = Mapping[str, Any]
 
 
 class Rule(NamedTuple):
-    """`first` must not come before `then` on the same field, where `wrong` holds. why: what would happen."""
+    """`first` must not come before `then` on the same field if `wrong` returns True. why: the wrong result."""
 
     first: Sequence[str]
     then: Sequence[str]

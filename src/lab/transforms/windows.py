@@ -25,7 +25,7 @@ class CenterWindow:
         self.fields, self.size = [field] if isinstance(field, str) else list(field), size
 
     def begins(self, spare: Tensor, numbers: Tensor) -> Tensor:
-        """Return the first step of each window. spare: (B,) largest allowed, at least 0."""
+        """Return the first step of each window, (B,). spare: (B,), the largest first step allowed, at least 0."""
         return spare // 2
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:

@@ -1,10 +1,11 @@
-"""Describe the fields of a file from those of an earlier file of the set. No torch.
+"""Describe the fields of a file by comparing them with an earlier file of the set. No torch.
 
-The files of a set often differ only in their numbers of rows, and so in all their positions. What h5py says of a
-dataset takes most of the time to open such a set. How a dataset is read follows from its type, its creation properties
-(layout, chunk, filters, fill value), its attributes and the shape of a sample. HDF5 compares these with those of an
-earlier dataset, which was described in full and whose rows were compared with those that HDF5 reads. Only the number of
-rows and the positions are read from each file.
+The files of a set often differ only in their numbers of rows, and therefore in all positions. Opening such a set
+spends most of its time in h5py, which describes each dataset again. How a dataset is read follows from its type, its
+creation properties (layout, chunk, filters, fill value), its attributes and the shape of a sample. If HDF5 finds all of
+them equal to an earlier dataset, the description of this one is used. That dataset was described in full, and some of
+its rows were compared with the values that HDF5 reads. From each further file, only the number of rows and the
+positions are read.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Known(NamedTuple):
 class Similar:
     """The fields of the files that were described in full.
 
-    names: of all fields in the file, relative to their group. decode: any attribute of a dataset may have a meaning;
+    names: {(group, name in the batch): name in the file, relative to the group}. decode: any attribute of a dataset may have a meaning;
     False: only `classes` has.
     """
 
