@@ -57,6 +57,8 @@ class Similar:
         if layout is None or layout.fill is not None or len(known) == _MOST:
             return
         dset = h5py.h5o.open(file.id, self._paths[place])
+        if not isinstance(dset, h5py.h5d.DatasetID):  # a group whose attribute `signal` names the dataset
+            return
         create = dset.get_create_plist()
         chunked = create.get_layout() == h5py.h5d.CHUNKED
         # larger rows and chunks are compared with the free memory and the size of each file
