@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("hydra", "omegaconf", "torch", "numpy", "h5py", "samebits", "h5rows")
@@ -44,27 +45,29 @@ lost: list[OSError] = []  # errors because of which printed text was lost
 
 
 def guard_output() -> None:
-    """Discard printed text if the standard output cannot be written, so that a training run does not fail because of it
-    and no `except OSError` takes it for an error of the file that it reads. Unless the reason is a closed pipe, as with
-    `| head`, print one line to stderr and exit with status 1 at the end."""
+    """Discard printed text if stdout or stderr cannot be written, so that a training run does not fail because of it
+    and no `except OSError` takes it for an error of the file that it reads. If stdout is lost for another reason than a
+    closed pipe, as with `| head`, print one line to stderr and exit with status 1 at the end."""
 
-    def guarded(call: Callable[..., object]) -> Callable[..., object]:
+    def guarded(call: Callable[..., object], stream: TextIO) -> Callable[..., object]:
         def tried(*args: str) -> object:
             try:
                 return call(*args)
             except OSError as error:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                if not isinstance(error, BrokenPipeError):
-                    print(f"error: cannot write to the standard output: {error.strerror}", file=sys.stderr)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                if stream is output and not isinstance(error, BrokenPipeError):
                     lost.append(error)
+                    print(f"error: cannot write to the standard output: {error.strerror}", file=sys.stderr)
                 return len("".join(args))
 
         return tried
 
     if sys.stdout is None:  # closed by `>&-`, but some libraries call its methods
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
-    for name in ("write", "flush"):
-        setattr(sys.stdout, name, guarded(getattr(sys.stdout, name)))
+    output = sys.stdout
+    for stream in (sys.stdout, sys.stderr):
+        for name in ("write", "flush") if stream is not None else ():
+            setattr(stream, name, guarded(getattr(stream, name), stream))
 
 
 def end() -> None:
@@ -78,7 +81,8 @@ def end() -> None:
                 if stat.S_ISREG(os.fstat(one.fileno()).st_mode):  # a pipe may block
                     one.flush()
     gc.freeze()
-    sys.stdout.flush()
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
     if lost:  # at this point only _exit can change the status
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Commands whose standard output cannot be written: no process reads the pipe, the disk is full, it is closed."""
+"""Commands whose output cannot be written: no process reads the pipe, the disk is full, it is closed."""
 
 from __future__ import annotations
 
@@ -15,31 +15,42 @@ import sys
 sys.path.insert(0, {src!r})
 import _python
 for _ in range(3):
-    print({text!r})
+    print({text!r}, file=sys.{stream})
 open({done!r}, "w").close()
 """
 
 
 @pytest.mark.parametrize(
-    ("target", "code", "says"),
+    ("stream", "target", "code", "says"),
     [
-        ("| true", 0, ""),
-        (">/dev/full", 1, "error: cannot write to the standard output: No space left on device\n"),
-        (">&-", 0, ""),
+        ("stdout", "| true", 0, ""),
+        ("stdout", ">/dev/full", 1, "error: cannot write to the standard output: No space left on device\n"),
+        ("stdout", ">/dev/full 2>&1", 1, ""),  # a log on a full disk has both
+        ("stdout", ">&-", 0, ""),
+        ("stderr", "2>/dev/full", 0, ""),
+        ("stderr", "2>&1 | true", 0, ""),
+        ("stderr", "2>&-", 0, ""),
     ],
 )
 @pytest.mark.parametrize("length", [1, 20_000])
 def test_a_command_ends_its_work_if_its_output_is_lost(
-    target: str, code: int, says: str, length: int, tmp_path: Path
+    stream: str, target: str, code: int, says: str, length: int, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
     script = tmp_path / "command.py"
-    script.write_text(COMMAND.format(src=str(ROOT / "src"), text="x" * length, done=str(done)))
+    script.write_text(COMMAND.format(src=str(ROOT / "src"), text="x" * length, done=str(done), stream=stream))
     ended = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{sys.executable} {script} {target}"], capture_output=True, text=True
     )
     assert (ended.returncode, ended.stderr) == (code, says)
     assert done.exists()
+
+
+@pytest.mark.parametrize("close", ["sys.stdout.close()", "sys.stdout = None"])
+def test_a_command_may_close_its_output(close: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import _python; {close}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_deleted_folder_is_named(tmp_path: Path) -> None:

@@ -368,6 +368,26 @@ def test_a_list_of_chunks_of_a_later_file_is_compared_with_hdf5(
         Dataset(**data_of(path), split="train")
 
 
+def test_files_may_have_chunks_of_other_sizes(tmp_path: Path) -> None:
+    """h5py's own choice of chunks depends on the number of rows, and HDF5 does not compare the last axis of chunks."""
+    for k, rows in enumerate((90, 70, 50)):
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            assert file.create_dataset("x", data=np.arange(rows), compression="gzip").chunks == (rows,)
+    found = Dataset(f"{tmp_path}/*.h5", {"x": "x"}, "train", {"train": {"group": "/"}})
+    assert found.gather(np.arange(len(found)))["x"].tolist() == [*range(90), *range(70), *range(50)]
+
+
+def test_a_field_may_be_a_group_that_names_its_dataset(tmp_path: Path) -> None:
+    """By NeXus' attribute `signal`, in files without other marks of NeXus."""
+    for k in range(3):
+        with h5py.File(tmp_path / f"{k}.h5", "w") as file:
+            file["entry/data/counts"], file["y"] = np.arange(4.0 + k), np.arange(4 + k)
+            file["entry/data"].attrs["signal"] = "counts"
+    found = Dataset(f"{tmp_path}/*.h5", {"x": "entry/data", "y": "y"}, "train", {"train": {"group": "/"}}, decode=True)
+    both = found.gather(np.arange(len(found)))
+    assert both["x"].tolist() == both["y"].tolist() == [*range(4), *range(5), *range(6)]
+
+
 def test_a_type_that_differs_is_still_refused(tmp_path: Path) -> None:
     path = folder_of(tmp_path / "set", 4)
     another_type(tmp_path / "set" / "0002.h5")

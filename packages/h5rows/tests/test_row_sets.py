@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import pickle
@@ -263,3 +264,24 @@ def test_a_column_is_read_once_for_all_processes(tmp_path: Path, monkeypatch: py
         found(files[2], "two", "one")
         found(files[3], "one", "two")
         assert made == ["one", "two", "two"]
+
+
+def test_processes_wait_until_a_column_that_is_made_of_others_is_read(tmp_path: Path) -> None:
+    """Such as `by` with NAME@classes. A process that does not wait would write over the same bytes."""
+    path, column = str(tmp_path / "a.h5"), [np.arange(3)]
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(3)
+    (tmp_path / "shared").touch()
+
+    def outer() -> list[np.ndarray]:
+        once([path], "inner", lambda: column, False, "refuse")
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return column
+
+    with open(tmp_path / "shared", "r+b", buffering=0) as own, open(tmp_path / "shared", "r+b", buffering=0) as other:
+        with reading_once(own):
+            once([path], "outer", outer, False, "refuse")
+        with reading_once(other):
+            found = once([path], "outer", Mock(side_effect=AssertionError("read again")), False, "refuse")
+    assert np.array_equal(found, column)

@@ -36,10 +36,12 @@ class _Kept(dict[Any, Any]):
         try:
             self._take(file)
             if key not in self:
+                self.file = None  # a call by make() must not release the lock
                 self[key] = make()
                 self._add(file, key)
             return self[key]
         finally:
+            self.file = file
             fcntl.flock(file, fcntl.LOCK_UN)
 
     def _take(self, file: BinaryIO) -> None:

@@ -33,15 +33,15 @@ Place = tuple[str, str]  # group, name in the batch
 class _Known(NamedTuple):
     kind: h5py.h5t.TypeID
     create: h5py.h5p.PropDCID
-    chunked: bool
+    chunk: tuple[int, ...] | None
     field: Fixed  # without open files
 
 
 class Similar:
     """The fields of the files that were described in full.
 
-    names: {(group, name in the batch): name in the file, relative to the group}. decode: any attribute of a dataset may have a meaning;
-    False: only `classes` has.
+    names: {(group, name in the batch): name in the file, relative to the group}. decode: whether any attribute of a
+    dataset may have a meaning; otherwise only `classes` has.
     """
 
     def __init__(self, names: Mapping[Place, str], decode: bool) -> None:
@@ -58,11 +58,13 @@ class Similar:
         if layout is None or layout.fill is not None or len(known) == _MOST:
             return
         dset = h5py.h5o.open(file.id, self._paths[place])
+        if not isinstance(dset, h5py.h5d.DatasetID):  # a group whose attribute `signal` names the dataset
+            return
         create = dset.get_create_plist()
-        chunked = create.get_layout() == h5py.h5d.CHUNKED
+        chunk = _chunk(create)
         # larger rows and chunks are compared with the free memory and the size of each file
-        if max(layout.row_bytes, layout.chunk_bytes * chunked) <= CHEAP:
-            known.append(_Known(dset.get_type().copy(), create, chunked, field))
+        if max(layout.row_bytes, 0 if chunk is None else layout.chunk_bytes) <= CHEAP:
+            known.append(_Known(dset.get_type().copy(), create, chunk, field))
 
     def fields(self, file: File, path: str, identity: Identity) -> dict[Place, Fixed] | None:
         """Return the fields of a file, without open files; None if one of them is not like a known one."""
@@ -91,13 +93,19 @@ class Similar:
         if h5py.h5a.get_num_attrs(dset) and (self._decode or h5py.h5a.exists(dset, b"classes")):
             return None
         kind, create = dset.get_type(), dset.get_create_plist()
-        like = next((one for one in known if one.create.equal(create) and one.kind.equal(kind)), None)
-        if like is None or like.field.layout is None:
+        chunk = _chunk(create)
+        # HDF5 does not compare the last axis of chunks
+        alike = (one for one in known if one.chunk == chunk and one.create.equal(create) and one.kind.equal(kind))
+        if (like := next(alike, None)) is None or like.field.layout is None:
             return None
-        layout = of_another_file(like.field.layout, like.chunked, dset, raw.path, raw.identity)
-        if layout is None or (like.chunked and not _is_as_hdf5_finds(layout, dset, raw)):
+        layout = of_another_file(like.field.layout, chunk is not None, dset, raw.path, raw.identity)
+        if layout is None or (chunk is not None and not _is_as_hdf5_finds(layout, dset, raw)):
             return None
         return like.field.at(layout)
+
+
+def _chunk(create: h5py.h5p.PropDCID) -> tuple[int, ...] | None:
+    return create.get_chunk() if create.get_layout() == h5py.h5d.CHUNKED else None
 
 
 def _steps(group: str, name: str) -> list[bytes]:
