@@ -143,9 +143,11 @@ def _digest(folder: Path, tops: Iterable[Path]) -> str:
 
 def _files(folder: str) -> Iterator[str]:
     """Yield the paths of the files and links below the folder that may be source."""
-    if not os.path.isdir(folder):
+    try:
+        entries = os.scandir(folder)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # not even this process can import from it
         return
-    with os.scandir(folder) as entries:
+    with entries:
         for entry in entries:
             if NOT_SOURCE.search(entry.name):
                 continue
