@@ -51,7 +51,7 @@ class SampleCost:
         if self.tokens:
             found["perf/tokens_per_s"] = self.tokens * samples_per_s
         if self.flop:
-            flop_per_s = sum(self.flop[name] * rate for name, rate in passes_per_s.items())
+            flop_per_s = sum(flop * passes_per_s.get(name, 0.0) for name, flop in self.flop.items())
             found["perf/tflop_per_s"] = flop_per_s / 1e12
             if self.peak_flop_per_s:
                 found["perf/mfu"] = flop_per_s / self.peak_flop_per_s
