@@ -129,7 +129,7 @@ def test_lab_translates_the_errors_of_h5rows_where_it_uses_it() -> None:
     assert {name for name in using if "lab.h5_errors" not in imports()[name]} == {"lab.h5_errors"}
 
 
-MOST_LINES = 1485
+MOST_LINES = 1497
 
 
 def test_to_read_the_loop_is_to_read_few_files() -> None:
@@ -278,7 +278,6 @@ ALLOWED = {
     "checks/project/test_said.py": "progress at every step",
     "checks/project/test_tune.py": "a GPU of a given memory",
     "checks/project/test_writes.py": "git is asked once, not after each kill",
-    "checks/samebits/config/test_config.py": "what an option leaves to the user",
     "checks/samebits/config/test_credentials.py": "what wandb.init is told",
     "checks/samebits/config/test_untrusted.py": "each reader of a stranger's files",
     "checks/samebits/data/test_damage.py": "a checkpoint in parts, without a run",

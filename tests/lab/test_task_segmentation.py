@@ -63,6 +63,15 @@ def test_the_loss_is_that_of_torch() -> None:
     assert logits.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("label", [-100, -1, 5])
+def test_no_label_outside_of_the_classes_has_a_loss_of_0(label: int) -> None:
+    """-100 is a label that PyTorch's cross_entropy ignores by default."""
+    y = torch.zeros(4, 3, dtype=torch.int64)
+    y[1] = label
+    with pytest.raises(ConfigError, match=rf"batch\['y'\] has .*{label}.* the model has 5 classes"):
+        PixelCrossEntropy(None)(torch.randn(4, 5, 3), {"y": y})
+
+
 def test_label_maps() -> None:
     x = torch.tensor([[[[0.0, 0.3], [0.9, 0.1]]], [[[1.0, 0.0], [0.0, 0.0]]]])
     made = LabelMap("x", "y", 0.25)({"x": x, "y": torch.tensor([3, 0])}, torch.arange(2))

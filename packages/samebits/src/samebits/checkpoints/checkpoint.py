@@ -46,7 +46,7 @@ LATER = {
     "source": dict[str, Any] | None, "best_score": Real | None, "counts": dict[str, int],
     "running_sum_types": dict[str, str], "logged_lines": int, "pending": list[str], "stop_reason": str,
     "total_steps": int, "epoch_samples": int, "steps_without_update": int, "rules": int,
-    "shared": dict[str, dict[str, Real]],
+    "shared": dict[str, dict[str, Real]], "passed": dict[str, int],
 }  # fmt: skip
 RENAMED = {  # keys of version 0.2 and before -> present keys
     "stale": "evals_without_improvement", "owes": "pending", "ended": "stop_reason", "trained": "parameter_names",
