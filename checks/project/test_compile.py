@@ -112,12 +112,12 @@ def test_compiled_block_by_block_is_eager(tmp_path: Path, modes: list[Any], more
     assert list(weights) == list(wanted)
     torch.testing.assert_close(weights, wanted, rtol=10 * tolerance, atol=1e-4)
     if "trainer=ddp" not in more:  # its processes compile by themselves
-        assert len(modes) >= 3
+        assert len(modes) >= 5  # both blocks, and three functions that are compiled in any case
         again = [line for line in said(compiled) if "size mismatch" not in line and "grad_mode" not in line]
         assert not again, again
         made = len(modes)
         assert score_checkpoint(compiled, "val", [])["loss"] == result(compiled)["val/loss"]
-        assert len(modes) > made, "scored as it was trained"
+        assert len(modes) >= made + 2, "scored as it was trained"
 
 
 @pytest.mark.slow
