@@ -57,7 +57,7 @@ class Constant:
         if not unit:
             return round(times * (value * total_steps))
         if self.epochs is None:
-            raise ConfigError(f"{type(self).__name__}.{name}={point}: set `epochs` of the schedule first (lab.builders)")
+            raise ConfigError(f"{type(self).__name__}.{name}={point}: set `epochs` first, as lab.builders does")
         return round(times * (value * self.epochs.steps) + self.epochs.ahead)
 
     def points(self) -> Iterator[tuple[str, float | str]]:
