@@ -56,8 +56,8 @@ PLACES = {
     "task": ("tasks",),
     "task.criterion": ("losses",),
     "task.metrics.*": ("metrics",),
-    "optim": ("optim",),
-    "optim.schedule": ("optim",),
+    "optim": ("optimizers",),
+    "optim.schedule": ("schedules",),
     "callback.*": ("callbacks",),
 }
 PLUGINS = {  # Hydra plugin: dataclass of its options
