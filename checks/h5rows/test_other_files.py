@@ -12,7 +12,6 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from common import QUICK, TRAIN
 from common import ROOT as PROJECT
 from h5_judge import in_a_fork
 from test_h5_external import ALL, SECRET, VALUES, WAYS, home, made  # noqa: F401 - home is a fixture
@@ -21,8 +20,6 @@ import samebits.errors
 from h5rows import ConfigError, Dataset
 from h5rows.integration import PackOptions, num_outputs
 from lab.datasets.tokens import TokenWindows
-from samebits.testing import assert_equal, last_checkpoint, metrics, start_run
-from samebits.testing.processes import limit, warm
 
 
 @pytest.mark.slow
@@ -59,28 +56,6 @@ def test_other_files_are_refused_or_read_by_hdf5(way: str, tmp_path: Path, monke
             assert list(pool.map(lambda _: read(), range(4))) == [""] * 4
         assert read(pickle.loads(pickle.dumps(data))) == in_a_fork(read) == ""
     assert len(os.listdir("/dev/fd")) <= descriptors + 2  # the field's own file, held from its first use on; another
-
-
-@pytest.mark.slow
-def test_a_run_on_other_files_is_that_on_the_file_itself(tmp_path: Path) -> None:
-    digits = PROJECT / "data" / "digits.h5"
-    with h5py.File(tmp_path / "f.h5", "w") as file:
-        for split in ("train", "val", "test"):
-            with h5py.File(digits) as source:
-                layout = h5py.VirtualLayout(source[split]["image"].shape, source[split]["image"].dtype)
-                layout[...] = h5py.VirtualSource(source[split]["image"])
-            file.create_virtual_dataset(f"{split}/image", layout)
-            file[f"{split}/label"] = h5py.ExternalLink(str(digits), f"{split}/label")
-    options = [*QUICK, "trainer.max_steps=6", "data.loader=threads"]
-    command = [*TRAIN, *options, f"data.path={tmp_path}/f.h5", f"hydra.run.dir={tmp_path}/run"]
-    refused = warm.run(command, capture_output=True, text=True, timeout=limit(60))
-    assert refused.returncode == 2
-    assert "data.external=allow" in refused.stderr
-    done = warm.run([*command, "data.external=allow"], capture_output=True, text=True, timeout=limit(60))
-    assert done.returncode == 0, done.stderr
-    straight = start_run(tmp_path / "straight", *options, f"data.path={digits}")
-    assert_equal(last_checkpoint(tmp_path / "run")["model"], last_checkpoint(straight)["model"])
-    assert metrics(tmp_path / "run") == metrics(straight)
 
 
 @pytest.mark.parametrize("name", ["h5", "tokens", "sequences"])

@@ -119,13 +119,6 @@ def test_labels_of_barcodes_are_written_as_the_page_shows(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
-def test_inspect_prints_the_same(tmp_path: Path) -> None:
-    path = made("netcdf", tmp_path)
-    command = [sys.executable, str(Path(TRAIN[1]).with_name("h5.py")), "inspect", str(path)]
-    told = warm.run(command, capture_output=True, text=True, timeout=limit(60))
-    assert f"train on it:\n  {shlex.join(trains_on(path))}\n" in told.stdout, told.stderr
-
-
 @pytest.mark.slow
 def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
     """A run on values that are missing names the field, the row and the file; what was split is what is saved."""

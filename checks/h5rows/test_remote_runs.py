@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 from common import QUICK, ROOT
 from http_files import Server, serving
 from test_h5_remote import ALL, cache, forget, made, opened  # noqa: F401 - cache is a fixture
 
 from lab import load_run
-from lab.datasets.tokens import TokenWindows
 from lab.loaders import fetch_remote
 from lab.program import start
 from samebits.children import note_progress, progress_at
@@ -31,20 +28,6 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def test_shards_of_which_some_are_here(tmp_path: Path, server: Server) -> None:
-    for k in range(3):
-        server.files[f"/{k}.h5"] = made(tmp_path / f"{k}.h5", 50, seed=k)
-    mixed = [server.url("/0.h5"), str(tmp_path / "1.h5"), server.url("/2.h5?signature=secret")]
-    rows = np.arange(150)
-    whole = opened(str(tmp_path / "?.h5")).gather(rows)
-    assert_equal(opened(mixed).gather(rows), whole)
-    with h5py.File(tmp_path / "t.h5", "w") as file:
-        file["t"] = np.arange(100)
-    server.files["/t.h5"] = (tmp_path / "t.h5").read_bytes()
-    windows = TokenWindows([server.url("/t.h5")], {"t": "t"}, ALL, "all", window=9, stride=1)
-    assert windows[1]["t"].tolist() == list(range(9, 19)) or windows[1]["t"].tolist() == list(range(10, 20))
-
-
 @pytest.mark.slow
 def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, capsys: Any, caplog: Any) -> None:
     """And on, with another file at that address, which it says."""
@@ -58,6 +41,7 @@ def test_a_run_from_composing_to_its_scores(tmp_path: Path, server: Server, caps
     scores = [{k: v for k, v in result(run).items() if k not in ("seconds", "best_checkpoint")} for run in runs]
     assert scores[0] == scores[1]
     assert_equal(last_checkpoint(runs[0])["model"], last_checkpoint(runs[1])["model"])
+    assert "digits.h5" in (runs[0] / "remote.json").read_text()
     # a model needs no data: nothing is asked for
     forget()
     server.forget()
@@ -79,13 +63,3 @@ def test_what_is_fetched_is_not_taken_for_hung(tmp_path: Path, server: Server) -
     fetch_remote({"_target_": "lab.datasets.h5.Dataset", "path": server.url()}, note_progress)
     assert watchdog.latest().at >= began
     assert progress_at() >= began
-
-
-@pytest.mark.slow
-def test_ranks(tmp_path: Path, server: Server, train_command: Any) -> None:
-    server.files["/digits.h5"] = DIGITS
-    more = [*QUICK, "trainer=ddp", "hardware.num_procs=2", "trainer.max_steps=4", f"hydra.run.dir={tmp_path}/run"]
-    done = train_command(*more, f"data.path={server.url('/digits.h5')}")
-    assert done.returncode == 0, done.stderr
-    assert server.sent <= len(DIGITS) + 3  # fetched once; each process may ask whether it has changed
-    assert np.isfinite(result(tmp_path / "run")["val/loss"])

@@ -392,22 +392,6 @@ def test_what_an_ill_server_has_not_got_is_sent_by_the_command_that_the_run_prin
 
 
 @pytest.mark.slow
-def test_the_evaluation_of_the_step_of_a_stop_is_there(train_command: Command, tmp_path: Path, server: Server) -> None:
-    """A stop between a step's line and its evaluation's: both are rows, whenever the second comes."""
-    run = tmp_path / "run"
-    options = [*RUN, *STEPS, "process.stop_at_step=8", "trainer.max_steps=12", "hydra.run.dir=run"]
-    train_command(*options, **online(server), code=75)
-    settled(run)
-    name = status(run)["wandb_id"]
-    assert (server.states[name], server.exits[name]) == ("preempted", 75)
-    assert_holds(server, run, "preempted")
-    train_command(f"resume={run}", **online(server))
-    settled(run)
-    assert_holds(server, run)
-    assert [row["step"] for row in server.rows(name) if "val/loss" in row] == [4, 8, 12]
-
-
-@pytest.mark.slow
 def test_two_at_once_send_each_line_once(finished: Path, tmp_path: Path, server: Server) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     at_once(lambda _: sync(server, str(run)), "12")

@@ -11,8 +11,6 @@ from h5rows.conventions.cf import Packing
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.fields import Field, Fixed, FlatOffsets, for_torch, torch_dtype
 
-Masked = float | str  # replaces missing values: a number (NaN), or "drop", which removes such rows
-
 
 class Made(Field):
     """A field computed from another field."""

@@ -114,7 +114,6 @@ def _load(library: str) -> ModuleType | None:
 # A checksum after a compressor adds 4 bytes to its output, a checksum before it is compressed with the data: so a
 # decoder may return up to this many bytes more than the chunk has.
 _SLACK = 64
-_SMALL = 1 << 16  # bytes of a stream: decompressed at most 1032 times as many, which always fit into memory
 
 
 def _inflate(data: Any, options: Options, nbytes: int) -> Any:
@@ -125,11 +124,7 @@ def _inflate(data: Any, options: Options, nbytes: int) -> Any:
             return libdeflate.zlib_decompress(data, nbytes + _SLACK)  # allocates only this much memory
         except libdeflate.DeflateError:  # contains no reason
             raise ValueError(f"its stream is damaged, truncated or longer than the {nbytes} bytes of a chunk") from None
-    library: Any = _load("isal.isal_zlib") or zlib
-    if len(data) <= _SMALL:
-        # bufsize is only a first guess of the output's size; decode checks the true one
-        return library.decompress(data, bufsize=nbytes + _SLACK)
-    inflating = library.decompressobj()  # has a limit, but is slower for small streams
+    inflating = zlib.decompressobj()  # has a limit
     plain = inflating.decompress(data, nbytes + _SLACK)
     if not inflating.eof:
         raise ValueError(f"its stream is truncated, or longer than the {nbytes} bytes of a chunk")
