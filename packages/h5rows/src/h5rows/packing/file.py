@@ -6,11 +6,9 @@ HDF5 writes no rows: every dataset is contiguous and allocated, and workers call
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,14 +28,6 @@ try:
     from isal.isal_zlib import crc32  # the same values as zlib's, about 30 times faster
 except ImportError:
     from zlib import crc32
-
-# Linux: start to write these bytes to the disk now, while the next blocks are computed; this makes the fsync at the end
-# short
-_start_write_back = getattr(ctypes.CDLL(None), "sync_file_range", None) if sys.platform == "linux" else None
-if _start_write_back is not None:
-    _start_write_back.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-SYNC_FILE_RANGE_WRITE = 2
-WRITE_BACK_ALIGN = 1 << 18  # bytes
 
 PAGE = 4096  # bytes; datasets begin at a page, so that no page has both mapped rows and metadata
 
@@ -222,11 +212,6 @@ def pwrite_all(fd: int, data: np.ndarray, offset: int) -> int:
     done = 0
     while done < len(view):
         done += os.pwrite(fd, view[done:], offset + done)
-    # only whole units, without bytes of the neighbors: memory that is being written to the disk is slow to write to
-    begin = -(-offset // WRITE_BACK_ALIGN) * WRITE_BACK_ALIGN
-    end = (offset + done) // WRITE_BACK_ALIGN * WRITE_BACK_ALIGN
-    if _start_write_back is not None and begin < end:
-        _start_write_back(fd, begin, end - begin, SYNC_FILE_RANGE_WRITE)
     return crc
 
 
