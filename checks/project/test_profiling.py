@@ -45,7 +45,6 @@ from samebits.testing import (
     start_run,
     without_code_generator,
 )
-from samebits.testing.processes import slow
 
 SHORT = (*QUICK, "trainer.max_steps=24", "trainer.eval_every=12", "trainer.log_every=4", "trainer.save_every=12")
 
@@ -442,19 +441,17 @@ def nap(self: Any, output: Any, batch: Any) -> None:
     time.sleep(0.02)
 
 
-@pytest.mark.parametrize("ranks", [1, slow(2)])
-def test_python_functions_have_a_table_and_a_flame_graph(tmp_path: Path, use: Callable[..., None], ranks: int) -> None:
-    """Of the steps after the warm-up, on rank 0; the bits are those of a run without."""
+def test_python_functions_have_a_table_and_a_flame_graph(tmp_path: Path, use: Callable[..., None]) -> None:
+    """Of the steps after the warm-up; the bits are those of a run without."""
 
     class Napping(Callback):
         def on_step(self, state: Any) -> None:
             nap(self, None, None)
 
     short = (*QUICK, "trainer.max_steps=20", "trainer.eval_every=null", "trainer.save_every=null")
-    ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
-    plain = start_run(tmp_path / "plain", *short, *ways)
+    plain = start_run(tmp_path / "plain", *short)
     use(Napping())
-    run = start_run(tmp_path / "run", *short, *ways, "profiler=python", "profiler.wait=2", "profiler.active=6")
+    run = start_run(tmp_path / "run", *short, "profiler=python", "profiler.wait=2", "profiler.active=6")
     assert_equal(last_checkpoint(run), last_checkpoint(plain))
     assert metrics(run) == metrics(plain)
     folder = run / "profile"
