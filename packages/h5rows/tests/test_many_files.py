@@ -456,13 +456,22 @@ def read_in_child(sets: list[Dataset], rows: list[np.ndarray], send: Any) -> Non
     send.send([s.gather(r)["x"].numpy().tobytes() for s, r in zip(sets, rows)])
 
 
-@pytest.mark.parametrize("kind", ["mapped", "h5py"])
-def test_more_files_than_descriptors(kind: str, tmp_path: Path) -> None:
-    """In a process of its own, which has no files of other tests open."""
-    process = multiprocessing.get_context("spawn").Process(target=read_with_few_descriptors, args=(kind, tmp_path))
+def test_more_files_than_descriptors(tmp_path: Path) -> None:
+    """In a process of its own, which has no files of other tests open; each way to read in a fork of it."""
+    run_to_its_end("spawn", each_with_few_descriptors, tmp_path)
+
+
+def run_to_its_end(how: str, work: Callable[..., None], *given: Any) -> None:
+    process = multiprocessing.get_context(how).Process(target=work, args=given)  # type: ignore[attr-defined]
     process.start()
     process.join()
     assert process.exitcode == 0
+
+
+def each_with_few_descriptors(folder: Path) -> None:
+    for kind in ("mapped", "h5py"):
+        (folder / kind).mkdir()
+        run_to_its_end("fork", read_with_few_descriptors, kind, folder / kind)
 
 
 def read_with_few_descriptors(kind: str, folder: Path) -> None:
