@@ -20,6 +20,7 @@ from lab.tasks.base import Batch
 from samebits.data import Loader
 from samebits.device import Hardware
 from samebits.errors import ConfigError
+from samebits.predictions import ROW
 from samebits.process import write_predictions
 from samebits.world import World
 
@@ -114,19 +115,26 @@ def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
                         f"{members[0].file}, as with another task.eval_lanes - predict with each and average the files"
                     )
             values = {name: copied(batches[0], name) for name in what.fields}
-            values |= averaged([outputs(member, batch, what) for member, batch in zip(members, batches)])
-            yield rows[:real], {name: value[:real] for name, value in values.items()}
+            found = averaged([outputs(member, batch, what) for member, batch in zip(members, batches)])
+            if twice := ({ROW} & values.keys()) | ({ROW, *values} & found.keys()):
+                raise ConfigError(
+                    f"--out {what.out}: would have two entries {min(twice)!r}: {ROW!r} is the row in the split, and "
+                    f"the model's outputs are {', '.join(found)} - leave this name out of --fields, or rename the "
+                    "output in Task.predict"
+                )
+            yield rows[:real], {name: value[:real] for name, value in (values | found).items()}
 
 
 @torch.no_grad()
 def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.ndarray]:
-    """Return {name: (B, ...)} of one model. A single tensor from the task is named "output"."""
+    """Return {name: (B, ...)} of one model, floats as float32 or wider. A single tensor from the task is named
+    "output"."""
     with member.experiment.hardware.autocast():
         named = predicted(member.task, member.model, batch)
+    floats = {k: v.to(torch.promote_types(v.dtype, torch.float32)) for k, v in named.items() if v.is_floating_point()}
     if what.activation:
-        named = {k: ACTIVATIONS[what.activation](v.float()) if v.is_floating_point() else v for k, v in named.items()}
-    # NumPy has no bfloat16
-    return {k: (v.float() if v.is_floating_point() else v).cpu().numpy() for k, v in named.items()}
+        floats = {k: ACTIVATIONS[what.activation](v) for k, v in floats.items()}
+    return {k: v.cpu().numpy() for k, v in {**named, **floats}.items()}
 
 
 def averaged(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from common import QUICK
 from torch import Tensor
 
 from lab.metrics.auroc import AUROC
-from lab.metrics.base import as_metric
+from lab.metrics.base import SummedMetric, as_metric
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
@@ -124,6 +124,26 @@ def test_what_does_not_fit_is_one_line() -> None:
             score(metric, output, given)
     with pytest.raises(ConfigError, match=r"names=.* expected 3 different names"):
         ConfusionMatrix(3, names=["a", "b"])
+
+
+class Sums(SummedMetric):
+    """The sum of the outputs, and their number, as float32 counts."""
+
+    def count(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([output.sum(), torch.tensor(float(len(output)))])
+
+    def score(self, total: Tensor) -> dict[str, float]:
+        return dict(zip(("sum", "count"), total.tolist()))
+
+
+def test_sums_have_the_precision_of_their_dtype() -> None:
+    metric = Sums(2, dtype=torch.float64)
+    for value in (2.0**24, *[1.0] * 9):  # float32 has no number between 2**24 and 2**24 + 2
+        metric.update(torch.tensor([value]), {})
+    assert metric.compute(ONE) == {"sum": 2**24 + 9, "count": 10}
+    for wrong in (Sums(2), Sums(3, 2, dtype=torch.float64), Sums(dtype=torch.float64)):
+        with pytest.raises(ConfigError, match=r"^Sums\.count returned \(2,\) float32, but the sum is .*64: give "):
+            wrong.update(torch.ones(4), {})
 
 
 # ---- torchmetrics

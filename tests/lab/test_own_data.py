@@ -125,7 +125,7 @@ class Nodes(SummedMetric):
         super().__init__(2)
 
     def count(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        return torch.tensor([len(batch["nodes"]), float(len(batch["pair"]) != 8)])
+        return torch.tensor([len(batch["nodes"]), int(len(batch["pair"]) != 8)])
 
     def score(self, total: Tensor) -> dict[str, float]:
         return {"seen": float(total[0]), "cut": float(total[1])}

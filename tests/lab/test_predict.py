@@ -16,10 +16,11 @@ from common import ROOT
 from lab import load_run
 from lab.config import Config
 from lab.loaders import make_dataset
-from lab.predict import ACTIVATIONS
+from lab.predict import ACTIVATIONS, Prediction
+from lab.predict import predict as write
 from lab.program import PROGRAM
 from lab.transforms.fields import compose as transformed
-from samebits.errors import RunFailed
+from samebits.errors import ConfigError, RunFailed
 from samebits.predictions import Part, assemble
 from samebits.targets import construct
 from samebits.testing import start_run
@@ -147,6 +148,30 @@ def test_mistakes_are_one_line(
     assert said in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]
+
+
+def test_outputs_keep_their_digits_and_names(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time in seconds needs more digits than float32 has; two arrays of one name were one, or another order."""
+    given = {
+        "time": torch.tensor(1.7e9 + 0.25, dtype=torch.float64),
+        "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "count": torch.tensor(3, dtype=torch.int16),
+    }
+
+    def outputs(task: object, model: object, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value.expand(len(batch["x"])) for name, value in given.items()}
+
+    monkeypatch.setattr("lab.predict.predicted", outputs)
+    out = tmp_path / "out.npz"
+    write(Prediction(runs[:1], "test", out, [], ["y"]), 1, False)
+    found = np.load(out)
+    assert {name: str(found[name].dtype) for name in given} == {"time": "float64", "half": "float32", "count": "int16"}
+    assert (found["time"] == 1.7e9 + 0.25).all()
+    for name, fields in (("y", ["y"]), ("row", [])):
+        given[name] = given["half"]
+        with pytest.raises(ConfigError, match=f"out.npz: would have two entries '{name}': .* leave this name out"):
+            write(Prediction(runs[:1], "test", out, [], fields), 1, True)
+        del given[name]
 
 
 @pytest.mark.slow

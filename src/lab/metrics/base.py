@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.transforms.spec import described
+from samebits.errors import ConfigError
 from samebits.world import World, to_cpu
 
 Score = float | Mapping[str, float]  # a mapping is logged as val/<metric>/<name>
@@ -25,14 +27,14 @@ Score = float | Mapping[str, float]  # a mapping is logged as val/<metric>/<name
 
 class SummedMetric:
     """The base class of scores that are computed from a sum over all samples, such as a table of counts. The score is
-    exact for any number of ranks. shape, dtype: of the sum."""
+    exact for any number of ranks. shape, dtype: of the sum. Sums of floats need dtype=torch.float64."""
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.int64) -> None:
         self.shape, self.dtype = shape, dtype
         self.reset()
 
     def count(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the contribution of this batch to the sum, with the shape and dtype of the metric."""
+        """Return the contribution of this batch to the sum, with the shape of the metric."""
         raise NotImplementedError
 
     def score(self, total: Tensor) -> Score:
@@ -44,8 +46,16 @@ class SummedMetric:
         self.total: Tensor | int = 0
 
     def update(self, output: Any, batch: Mapping[str, Tensor]) -> None:
-        """Add a batch."""
-        self.total = self.count(output, batch) + self.total
+        """Add a batch, in the dtype of the sum: float32 cannot count beyond 2**24. Raise ConfigError if the shape of
+        the counts differs, or if the sum cannot hold their dtype."""
+        added = self.count(output, batch)
+        if added.shape != self.shape or torch.promote_types(added.dtype, self.dtype) != self.dtype:
+            raise ConfigError(
+                f"{type(self).__name__}.count returned {described(added.shape, added.dtype)}, but the sum is "
+                f"{described(self.shape, self.dtype)}: give super().__init__ this shape, and dtype=torch.float64 for "
+                "floats"
+            )
+        self.total = added.to(self.dtype) + self.total
 
     def compute(self, world: World) -> Score:
         """Return the score of all ranks. All ranks must call it, including ranks without samples."""

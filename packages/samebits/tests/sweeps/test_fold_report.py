@@ -273,7 +273,7 @@ def test_the_papers_table(tmp_path: Path) -> None:
 
 def test_scores_of_another_objective_keep_their_folds() -> None:
     study = validated({0.1: ONE})
-    jobs = tuple(replace(job, result={"test/accuracy": float(job.config["data.fold"])}) for job in study.jobs)
+    jobs = tuple(replace(job, result=job.result | {"test/accuracy": job.config["data.fold"]}) for job in study.jobs)
     [group] = groups(replace(study, jobs=jobs))
     assert group.scores(Objective("test/accuracy", "max")) == [0, 1, 2, 3, 4]
 

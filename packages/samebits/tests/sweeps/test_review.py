@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from samebits.code import Code
 from samebits.files import write_json
 from samebits.sweeps.report import Objective, groups, write_study
 from samebits.sweeps.report.axes import axes
+from samebits.sweeps.report.compare import comparisons
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.page import data
 from samebits.sweeps.report.pictures import _scores
 from samebits.sweeps.report.read import Job, Study, _gpus, _spent
 from samebits.sweeps.report.review import POWER, cost, edges, lines, report_json
+from samebits.sweeps.report.table import Ask, table
 from samebits.sweeps.report.text import groups_csv, markdown
 
 LOSS = Objective("val/loss", "min")
@@ -134,6 +137,19 @@ def test_each_commit_is_named() -> None:
         ("a", None, [0, 1]), ("b", None, [2]), ("b", "1234567", [3]),
     ]  # fmt: skip
     assert lines(study([jobs[0]])) == ["Code: commit aaaaaaa [libraries not recorded]."]
+
+
+def test_test_scores_are_means_over_the_seeds_of_the_score() -> None:
+    """The last seed of a diverged: it has no finite loss, but the accuracy of a guess."""
+    losses = [0.1, 0.11, 0.1, 0.1, 0.5, 0.51, 0.5, 0.5]
+    jobs = [job(n, {"model": "ab"[n // 4], "seed": n % 4}, loss) for n, loss in enumerate(losses)]
+    jobs[3] = replace(jobs[3], result={"val/loss": math.nan, "test/accuracy": 0.0})
+    of = study(jobs)
+    found = json.loads(report_json(of, comparisons(of)))
+    assert [one["scores"]["test/accuracy"]["n"] for one in found["configurations"]] == [3, 4]
+    cells = [row.cells[0] for row in table(of, Ask(["model"], ["test/accuracy"])).rows]
+    assert [cell.scores[0].values for cell in cells] == [[0.9, 0.89, 0.9], [0.5, 0.49, 0.5, 0.5]]
+    assert [cell.scores[0].verdict for cell in cells] == ["differs", ""]  # b has the most seeds
 
 
 def test_md_html_and_json_say_the_same_and_show_test_scores(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class Group:
     label: str  # lr=0.001 width=64
     unswept: Mapping[str, Any] = field(default_factory=dict)  # values of keys that were not overridden
     folds: tuple[str, ...] = ()  # Study.fold_keys
+    objectives: tuple[Objective, ...] = ()  # Study.objectives; a job without any of these scores is in no mean
 
     def scores(self, objective: Objective) -> list[float]:
         """Return one score per seed; with folds, one per fold, the mean over the seeds of this fold. A repeated job
@@ -65,10 +66,14 @@ class Group:
         counts = [job.config.get(folds_of(key) or "") for job in self.jobs for key in self.folds]
         return max((1 / (n - 1) for n in counts if isinstance(n, int) and n > 1), default=0.0)
 
+    def counts(self, job: Job) -> bool:
+        """Return True if the means include the job. A run that diverged may have an accuracy, but no finite loss."""
+        return not self.objectives or any(job.score(objective) is not None for objective in self.objectives)
+
     def _scores(self, objective: Objective) -> dict[str, dict[str, float]]:
         found: dict[str, dict[str, float]] = {}
         for fold, seed, job in self._repeats:
-            if (score := job.score(objective)) is not None:
+            if self.counts(job) and (score := job.score(objective)) is not None:
                 found.setdefault(fold, {}).setdefault(seed, score)
         return found
 
@@ -135,7 +140,7 @@ def _groups(study: Study) -> tuple[Group, ...]:
         values = {key: study.value(jobs[0], key) for key in keys if not study.lacks(jobs[0], key)}
         name = _sweep_label(study, values, jobs) if study.is_sweep else _run_label(study, jobs[0], common)
         silent = {key: jobs[0].config[key] for key in study.unswept if key in jobs[0].config}
-        made.append(Group(values, tuple(jobs), name, silent, study.fold_keys))
+        made.append(Group(values, tuple(jobs), name, silent, study.fold_keys, study.objectives))
     doubled = Counter(group.label for group in made)
     made = [g if doubled[g.label] == 1 else replace(g, label=_told_apart(g, made)) for g in made]
     return tuple(g if g.label else replace(g, label=g.jobs[0].key) for g in made)

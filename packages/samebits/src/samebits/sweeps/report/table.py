@@ -208,7 +208,7 @@ def verdicts(study: Study, chosen: Sequence[Group], objective: Objective) -> dic
     scored = [group for group in chosen if group.scores(objective)]
     if len(scored) < 2:
         return {}
-    jobs = tuple(job for group in scored for job in group.jobs)
+    jobs = tuple(job for group in scored for job in group.jobs if group.counts(job))
     rows = comparisons(replace(study, jobs=jobs, objectives=(objective,))).get(objective.key, ())
     best = rows[0].best if rows else min(scored, key=lambda group: objective.sign * (group.mean(objective) or 0.0))
     found = {group.jobs[0].key: TOO_FEW for group in scored}  # one seed each is too few for a test
