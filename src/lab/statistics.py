@@ -7,7 +7,6 @@ after the transforms before Normalize, without random ones. NaN are ignored.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +37,6 @@ SEGMENTS = (
 )
 CHUNK = 1 << 18  # values of a batch; small enough for a core's cache as float64
 SOME_ROWS = 256  # enough rows for measurements of time and memory, which do not depend on the values
-PROBED = 16  # rows that identify the training split in a resume
 EMPTY = (0.0, 0.0, 0.0, math.inf, -math.inf)  # count, mean, sum of squared deviations, lowest, highest
 
 
@@ -64,11 +62,6 @@ def with_statistics(
         else:
             assert directory is not None
             known[name] = _stored(directory, name)
-            if world.is_main and _probe(config, dataset) != [known[name].get("rows"), known[name].get("digest")]:
-                say(
-                    f"data.transforms.{name}: the training split differs from the one whose mean and std are in "
-                    f"{FILE}; the run keeps these values"
-                )
         config = Config.of(_filled(config.given, {name: known[name]}))
     if known and begins and directory is not None and world.is_main:
         write_json(directory / FILE, {f"data.transforms.{name}": values for name, values in known.items()})
@@ -117,34 +110,8 @@ def _stored(directory: Path, name: str) -> Any:
     return values
 
 
-class _Recorded:
-    """A transform that keeps the digest of the first batch that it gets, before it is transformed."""
-
-    takes_rows = True
-
-    def __init__(self, transform: Transform | None) -> None:
-        self.transform, self.first = transform, ""
-
-    def __call__(self, batch: Batch, numbers: Tensor, rows: np.ndarray) -> Batch:
-        """Return the transformed batch."""
-        self.first = self.first or _digest(batch)
-        if self.transform is None:
-            return batch
-        more = (rows,) if getattr(self.transform, "takes_rows", False) else ()
-        return self.transform(batch, numbers, *more)
-
-
-def _digest(batch: Batch) -> str:
-    """Return a hash of the fields of a batch."""
-    hashed = hashlib.sha256()
-    for field, values in sorted(batch.items()):
-        plain = isinstance(values, Tensor) and values.layout is torch.strided
-        hashed.update(field.encode() + (values.contiguous().numpy().tobytes() if plain else repr(values).encode()))
-    return hashed.hexdigest()
-
-
 def _loader(
-    config: Config, dataset: Any, rows: Callable[[int], np.ndarray | None], transform: _Recorded
+    config: Config, dataset: Any, rows: Callable[[int], np.ndarray | None], transform: Transform | None
 ) -> Loader:  # fmt: skip
     """Return a loader of CPU batches that keeps no copy of the data set. rows: k -> rows of batch k; None: no more."""
 
@@ -166,20 +133,6 @@ def _batch_size(dataset: Any) -> int:
     return max(1, min(CHUNK // max(1, values), 1 << 14))
 
 
-def _probed(dataset: Any) -> np.ndarray:
-    """Return rows to hash, spread over the data set. They are repeated, as a first batch must be the largest one."""
-    step = _batch_size(dataset)
-    return np.resize(np.linspace(0, len(dataset) - 1, min(PROBED, step)).astype(np.int64), step)
-
-
-def _probe(config: Config, dataset: Any) -> list[Any]:
-    """Return [number of training rows, digest of some of them]."""
-    recorded = _Recorded(None)
-    with _loader(config, dataset, lambda k: None if k else _probed(dataset), recorded) as loader:
-        loader.first()
-    return [len(dataset), recorded.first]
-
-
 def _measured(config: Config, name: str, dataset: Any, world: World, most: int | None) -> tuple[dict[str, Any], str]:
     """Return (entry of statistics.json, line for the log) of a transform."""
     key, nodes = f"data.transforms.{name}", config.data.transforms
@@ -193,12 +146,12 @@ def _measured(config: Config, name: str, dataset: Any, world: World, most: int |
     before = dict(takewhile(lambda item: item[0] != name, nodes.items()))
     hardware = replace(config.hardware, compile=False, channels_last=False)
     upstream = replace(config, data=replace(config.data, transforms=before), hardware=hardware)
-    recorded = _Recorded(make_transform(upstream, False, dataset))
+    transform = make_transform(upstream, False, dataset)
     size = len(dataset) if most is None else min(most, len(dataset))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # batches are small
     try:
-        table, shape, dim = _summed(config, name, field, dataset, world, size, recorded)
+        table, shape, dim = _summed(config, name, field, dataset, world, size, transform)
     finally:
         torch.set_num_threads(threads)
     total = table[0]
@@ -208,7 +161,7 @@ def _measured(config: Config, name: str, dataset: Any, world: World, most: int |
     std = np.sqrt(squares / np.maximum(count, 1))
     flat = (count == 0) | (low == high) | (std < torch.finfo(torch.float32).tiny)
     std[flat] = 1
-    values = {"field": field, "rows": len(dataset), "digest": recorded.first, "dim": 1 if dim is None else dim}
+    values = {"field": field, "dim": 1 if dim is None else dim}
     for kind, computed in (("mean", mean), ("std", std)):  # the numbers that are used
         given = computed.tolist() if nodes[name][kind] == AUTO else list(nodes[name][kind])
         values[kind] = given * len(mean) if len(given) == 1 else given
@@ -216,7 +169,7 @@ def _measured(config: Config, name: str, dataset: Any, world: World, most: int |
 
 
 def _summed(
-    config: Config, name: str, field: str, dataset: Any, world: World, size: int, recorded: _Recorded
+    config: Config, name: str, field: str, dataset: Any, world: World, size: int, transform: Transform | None
 ) -> tuple[np.ndarray, tuple[int, ...], int | None]:
     """Return (moments of each segment (SEGMENTS, 5, C), shape of a batch, dimension of the columns), on all ranks."""
     key, step = f"data.transforms.{name}", _batch_size(dataset)
@@ -226,11 +179,12 @@ def _summed(
 
     def rows(number: int) -> np.ndarray | None:
         if not 0 < number <= len(places):
-            return None if number else _probed(dataset)
+            # for the shape; as long as the longest one, because a first batch must be
+            return None if number else np.resize(np.arange(min(size, step)), step)
         k, begin = places[number - 1]
         return np.arange(begin, min(begin + step, bounds[k + 1]), dtype=np.int64)
 
-    with _loader(config, dataset, rows, recorded) as loader:
+    with _loader(config, dataset, rows, transform) as loader:
         batches = iter(loader)
         x = _field(key, field, next(batches))
         shape = tuple(x.shape)

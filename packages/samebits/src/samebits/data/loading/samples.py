@@ -42,14 +42,6 @@ def seed_of_split(seed: int, split: str) -> int:
 
 
 @contextmanager
-def random_numbers_of(seed: int, number: int) -> Iterator[None]:
-    """Seed the random numbers in this block from (seed, sample id); afterwards restore the generators' states."""
-    with own_random_numbers():
-        seed_sample(seed, number)
-        yield
-
-
-@contextmanager
 def own_random_numbers() -> Iterator[None]:
     """Restore the states of the random number generators (Python, numpy, torch on the CPU) after this block."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
