@@ -34,6 +34,7 @@ def zeros(weights: dict[str, Tensor]) -> list[float]:
     return [float((w == 0).float().mean()) for w in weights.values() if w.dim() > 1]
 
 
+@pytest.mark.slow
 class TestPruning(TaskTests):
     """Kills, ranks, micro-batches and skipped steps change nothing."""
 
@@ -53,6 +54,7 @@ class TestPruning(TaskTests):
         assert score_checkpoint(straight, "val", [])["loss"] == pytest.approx(result(straight)["val/loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 class TestQuantization(TaskTests):
     """Rounding is a jump, so tiny differences of the inputs may grow to a step of the rounding: tolerances are larger
     than without it. What it depends on is tested below bit for bit."""

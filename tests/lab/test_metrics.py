@@ -168,6 +168,7 @@ def share_of(name: str, output: Tensor) -> Tensor:
     return output[:, :4] if name == "auroc" else output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [[60, 60, 97], slow([0, 97, 97])])
 def test_ranks_change_nothing(tmp_path: Path, ends: list[int]) -> None:
     """Shares of unequal size in unequal batches, one of them empty; the second evaluation begins anew."""

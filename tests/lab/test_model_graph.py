@@ -171,6 +171,7 @@ def test_autograd_has_the_parameters_with_gradients() -> None:
     assert autograd_svg(torch.zeros(()), {}, "") is None
 
 
+@pytest.mark.slow
 @needs("conf/model/resnet.yaml")
 @pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_the_run_is_the_same(tmp_path: Path, ranks: int) -> None:
