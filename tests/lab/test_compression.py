@@ -75,6 +75,7 @@ class TestQuantization(TaskTests):
         assert score_checkpoint(straight, "val", [])["loss"] == pytest.approx(result(straight)["val/loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -105,6 +106,7 @@ def test_the_best_model_is_as_sparse_as_the_last(tmp_path: Path) -> None:
     assert min(zeros(best["model"])) > 0.79
 
 
+@pytest.mark.slow
 def test_a_longer_schedule_keeps_pruned_weights_at_zero(tmp_path: Path) -> None:
     run = start_run(tmp_path, *SMALL, *PRUNED)
     before = last_checkpoint(run)["model"]

@@ -156,6 +156,7 @@ def test_mistakes_are_named(override: str) -> None:
         check(compose(*GAN, override))
 
 
+@pytest.mark.slow
 def test_what_the_task_lacks_is_named(tmp_path: Path) -> None:
     for overrides, line in (
         ((*GAN, "+optim.objectives.critik.lr=1e-4"),

@@ -220,6 +220,7 @@ def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytes
     assert (sum(map(len, sets.values())), reads) == (300, ["patient"])
 
 
+@pytest.mark.one_quick(3)
 @pytest.mark.parametrize(
     ("changes", "shared"),
     [
@@ -260,6 +261,7 @@ def test_rows_of_train_in_another_split_are_counted(
     assert len(found) == len(shared)
 
 
+@pytest.mark.slow
 def test_windows_of_the_stream_of_train_are_counted(tmp_path: Path) -> None:
     """However the group and the dataset are written. A share of a stream is refused: its windows would overlap."""
     for name, size in (("a", 200), ("b", 100)):

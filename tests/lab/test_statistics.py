@@ -157,6 +157,7 @@ class Plain:
         return {"x": self.x[i], "y": i % 2}
 
 
+@pytest.mark.slow
 def test_a_data_set_that_returns_single_samples(tmp_path: Path) -> None:
     path = written(tmp_path / "a.h5", table())  # the config's own data, which are not read
     rows, config = Plain(), check(compose(*CHAIN, path, FIELDS, "logger=none", "hardware=cpu", "data.num_workers=0"))
