@@ -34,6 +34,7 @@ def zeros(weights: dict[str, Tensor]) -> list[float]:
     return [float((w == 0).float().mean()) for w in weights.values() if w.dim() > 1]
 
 
+@pytest.mark.slow
 class TestPruning(TaskTests):
     """Kills, ranks, micro-batches and skipped steps change nothing."""
 
@@ -53,6 +54,7 @@ class TestPruning(TaskTests):
         assert score_checkpoint(straight, "val", [])["loss"] == pytest.approx(result(straight)["val/loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 class TestQuantization(TaskTests):
     """Rounding is a jump, so tiny differences of the inputs may grow to a step of the rounding: tolerances are larger
     than without it. What it depends on is tested below bit for bit."""
@@ -73,6 +75,7 @@ class TestQuantization(TaskTests):
         assert score_checkpoint(straight, "val", [])["loss"] == pytest.approx(result(straight)["val/loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -103,6 +106,7 @@ def test_the_best_model_is_as_sparse_as_the_last(tmp_path: Path) -> None:
     assert min(zeros(best["model"])) > 0.79
 
 
+@pytest.mark.slow
 def test_a_longer_schedule_keeps_pruned_weights_at_zero(tmp_path: Path) -> None:
     run = start_run(tmp_path, *SMALL, *PRUNED)
     before = last_checkpoint(run)["model"]

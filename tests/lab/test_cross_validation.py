@@ -57,6 +57,7 @@ def test_folds_partition_the_training_rows_for_any_seed(file: Path) -> None:
     assert rows(*of(file, "data.fold=0", "data.fold_repeat=1"))["val"] != vals[0]
 
 
+@pytest.mark.slow
 def test_models_of_two_folds_are_averaged_only_for_rows_that_both_have(file: Path, tmp_path: Path) -> None:
     """The validation sets of two folds have equally many rows, but not the same."""
     given = (*QUICK, *STEPS, f"data.path={file}", "data.split_ratio=80/0/20", "data.folds=2", "trainer.max_steps=1")

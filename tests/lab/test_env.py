@@ -45,6 +45,7 @@ def test_it_says_what_a_run_records_and_chooses(tmp_path: Path) -> None:
     assert chosen["backend"] is None
 
 
+@pytest.mark.slow
 def test_ranks_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads are those of one of two ranks, as in the run."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # it would decide alone

@@ -54,6 +54,7 @@ SMALLER = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_smaller_batch_of_an_epoch_is_what_a_plain_loop_makes_of_it(tmp_path: Path) -> None:
     """1,297 samples are 4 batches of 300 and one of 97: losses, gradients and weights are those of their means, for any
     ranks and micro-batches."""

@@ -126,6 +126,7 @@ def test_models_of_the_template_are_exported(tmp_path: Path, kind: str) -> None:
     assert [one.name for one in session_of(tmp_path / "model.onnx").get_inputs()] == ["x"]
 
 
+@pytest.mark.slow
 @WITH_ONNX
 def test_labels_are_not_inputs(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if predict passes them to the loss. The size of the batch may be read by len()."""

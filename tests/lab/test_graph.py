@@ -74,6 +74,7 @@ def test_a_run_of_replays_is_a_run_of_steps(tmp_path: Path, on_cpu: None, more: 
         assert [line["step"] for line in metrics(run)] == [line["step"] for line in metrics(plain)]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path, on_cpu: None) -> None:
     straight, cut = start_run(tmp_path / "straight", *SMALL), start_run(tmp_path / "cut", *SMALL)
     for late in cut.glob("checkpoints/*12.pt"):

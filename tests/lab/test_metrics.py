@@ -20,7 +20,7 @@ from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.testing import WAYS, compose, last_checkpoint, result, scores, start_run, values
-from samebits.testing.processes import on_ranks, slow
+from samebits.testing.processes import on_ranks
 from samebits.world import World
 
 ONE = World(0, 1, 0, torch.device("cpu"))
@@ -188,7 +188,8 @@ def share_of(name: str, output: Tensor) -> Tensor:
     return output[:, :4] if name == "auroc" else output
 
 
-@pytest.mark.parametrize("ends", [[60, 60, 97], slow([0, 97, 97])])
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [[60, 60, 97], [0, 97, 97]])
 def test_ranks_change_nothing(tmp_path: Path, ends: list[int]) -> None:
     """Shares of unequal size in unequal batches, one of them empty; the second evaluation begins anew."""
 

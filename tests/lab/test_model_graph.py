@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from samebits.errors import ConfigError
 from samebits.profiling import autograd_svg, forward_graph, module_svg
 from samebits.testing import assert_equal, last_checkpoint, metrics, start_run
-from samebits.testing.processes import slow
 
 pytestmark = needs("conf/callback/graph.yaml")
 SHORT = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=4", "trainer.log_every=1")
@@ -171,8 +170,9 @@ def test_autograd_has_the_parameters_with_gradients() -> None:
     assert autograd_svg(torch.zeros(()), {}, "") is None
 
 
+@pytest.mark.slow
 @needs("conf/model/resnet.yaml")
-@pytest.mark.parametrize("ranks", [1, slow(2)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_run_is_the_same(tmp_path: Path, ranks: int) -> None:
     """Bit for bit, with BatchNorm and dropout; a resumed run has the pictures already."""
     ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
@@ -196,7 +196,8 @@ def test_the_run_is_the_same(tmp_path: Path, ranks: int) -> None:
     assert "media/graph/autograd/00000000.svg" in (run / "train.log").read_text()
 
 
-@pytest.mark.parametrize("ranks", [1, slow(2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_model_that_asks_for_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     """It has the same pictures, by a real batch, and no bit of the run changes."""
     ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")

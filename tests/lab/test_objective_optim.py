@@ -156,6 +156,7 @@ def test_mistakes_are_named(override: str) -> None:
         check(compose(*GAN, override))
 
 
+@pytest.mark.slow
 def test_what_the_task_lacks_is_named(tmp_path: Path) -> None:
     for overrides, line in (
         ((*GAN, "+optim.objectives.critik.lr=1e-4"),
@@ -173,6 +174,7 @@ def test_what_the_task_lacks_is_named(tmp_path: Path) -> None:
             start_run(tmp_path / "run", *SMALL, *overrides)
 
 
+@pytest.mark.slow
 def test_a_plateau_of_one_objective_is_in_the_checkpoint(tmp_path: Path) -> None:
     """Only the critic's rate falls; a run that is stopped and resumed is the run that was not."""
     falls = (
@@ -195,6 +197,7 @@ def test_a_plateau_of_one_objective_is_in_the_checkpoint(tmp_path: Path) -> None
     assert "the learning rate of critic is now 0.0005 (val/loss=" in (run / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_an_average_by_one_optimizer_is_evaluated(tmp_path: Path) -> None:
     """The generator's mean by ScheduleFree is in the checkpoint's average; the critic's would not be evaluated."""
     base = (*SMALL, *GAN, "trainer.max_steps=4", "trainer.save_every=1")
@@ -226,6 +229,7 @@ class InTurns(Supervised):
     last_losses = first_losses
 
 
+@pytest.mark.one_quick
 @pytest.mark.parametrize("own", [(), ("optim=adamw", "+optim@optim.objectives.first=schedule_free")])
 def test_an_average_has_the_weights_that_a_step_does_not_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: tuple[str, ...]

@@ -267,7 +267,7 @@ def test_packed_entries_count_once(overrides: list[str], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("norm", "size", "said"), [("BatchNorm1d", 70, True), slow("BatchNorm1d", 64, False), ("LayerNorm", 70, False)]
+    ("norm", "size", "said"), [("BatchNorm1d", 70, True), slow("BatchNorm1d", 64, False), slow("LayerNorm", 70, False)]
 )
 def test_statistics_that_count_a_filled_batch_are_told(
     norm: str, size: int, said: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -329,6 +329,7 @@ def test_tokens_that_a_transform_makes_floats_are_named_with_it(tmp_path: Path) 
               f"+model={{_target_: {mlp.__name__}.Embeds}}")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_own_position_in_an_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows").write_text("".join(f"{i:03}" for i in range(64)))
     with open(tmp_path / "rows", "rb") as file:

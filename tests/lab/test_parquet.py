@@ -141,6 +141,7 @@ def ids_of(*overrides: str) -> dict[str, list[int]]:
     return {s: one.gather(np.arange(len(one)))["id"].tolist() for s, one in sets.items() if one is not None}
 
 
+@pytest.mark.slow
 def test_folds_partition_the_training_rows_of_any_files(folder: Path, tmp_path: Path) -> None:
     table = whole(folder)
     pq.write_table(table, tmp_path / "one.parquet", row_group_size=1000)
@@ -186,6 +187,7 @@ def test_options_of_folds_that_do_not_fit_are_one_line(folder: Path) -> None:
             ids_of(f"data.path={folder}", *options)
 
 
+@pytest.mark.slow
 def test_columns_with_missing_values_are_marked_alike_in_all_folds(tmp_path: Path) -> None:
     x = np.arange(300.0).reshape(100, 3)
     x[5, 0] = x[::3, 2] = np.nan  # column 0 lacks a value in one row: in training in three of four folds

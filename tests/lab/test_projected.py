@@ -158,7 +158,7 @@ WAYS: dict[str, Any] = {
     [
         "decay",
         slow("skip"),
-        pytest.param("schedule-free", marks=needs("conf/optim/schedule_free.yaml")),
+        pytest.param("schedule-free", marks=(needs("conf/optim/schedule_free.yaml"), pytest.mark.slow)),
         pytest.param("lookahead", marks=(needs("conf/optim/lookahead.yaml"), pytest.mark.slow)),
         slow("fsdp"),
     ],

@@ -84,6 +84,7 @@ def test_a_drop_is_between_an_evaluation_and_the_next_step(tmp_path: Path) -> No
     assert dropped == [step + 1 for step in evaluated[:-1]]
 
 
+@pytest.mark.slow
 def test_a_longer_run_keeps_its_drops(tmp_path: Path) -> None:
     """Resumed after three of six epochs, with drops and a warmup by epochs: bit for bit the run of six, no warning."""
     more = (*RUN, *MILESTONES, "optim.schedule.warmup=2ep", "trainer.eval_every=null")

@@ -133,6 +133,7 @@ def test_a_mean_is_of_the_steps_that_returned_the_value_and_were_not_skipped(
     assert sum(line.get("train/skipped_steps", 0) for line in metrics(run)) == len(BAD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sgd", "dampened", pytest.param("muon, sgd", marks=MUON)])
 def test_a_first_gradient_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """One bias has none in two steps: torch's fused SGD has the momentum that its other kernel begins then."""

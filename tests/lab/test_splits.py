@@ -34,6 +34,7 @@ from samebits.testing import (
     start_run,
     values,
 )
+from samebits.testing.processes import slow
 
 HARD = ("+data.splits.val_hard={group: test, rows: [0,0.4]}", "+data.splits.test_more.group=val")
 RUN = (*QUICK, *HARD, "trainer.max_steps=12", "trainer.eval_every=3", "trainer.save_every=4")
@@ -170,7 +171,7 @@ def test_ranks_score_alike(tmp_path: Path) -> None:
     assert scores(three) == pytest.approx(scores(one), rel=1e-6)
 
 
-@pytest.mark.parametrize("rules", [1, 2, 3])
+@pytest.mark.parametrize("rules", [1, slow(2), slow(3)])
 def test_a_run_keeps_the_rule_of_its_splits(tmp_path: Path, rules: int) -> None:
     """rules=2 chooses the rows that 0.2 chose, rules=3 those of today: of data=h5, of a part of data=mixed, and for the
     columns that FillMissing adds, which are found while the config is composed."""
@@ -219,6 +220,7 @@ def test_a_column_is_read_once_for_all_splits(tmp_path: Path, monkeypatch: pytes
     assert (sum(map(len, sets.values())), reads) == (300, ["patient"])
 
 
+@pytest.mark.one_quick(3)
 @pytest.mark.parametrize(
     ("changes", "shared"),
     [
@@ -259,6 +261,7 @@ def test_rows_of_train_in_another_split_are_counted(
     assert len(found) == len(shared)
 
 
+@pytest.mark.slow
 def test_windows_of_the_stream_of_train_are_counted(tmp_path: Path) -> None:
     """However the group and the dataset are written. A share of a stream is refused: its windows would overlap."""
     for name, size in (("a", 200), ("b", 100)):

@@ -112,6 +112,7 @@ def test_constant_columns_and_columns_without_values(tmp_path: Path) -> None:
     assert lines[0].endswith("2 constant or without values, so their std is 1: 2, 4")
 
 
+@pytest.mark.slow
 def test_numbers_beside_auto_are_kept(tmp_path: Path) -> None:
     node, _ = computed(written(tmp_path / "a.h5", table()), "data.transforms.normalize.std=[2.0]")
     assert list(node["std"]) == [2.0] * 5
@@ -156,6 +157,7 @@ class Plain:
         return {"x": self.x[i], "y": i % 2}
 
 
+@pytest.mark.slow
 def test_a_data_set_that_returns_single_samples(tmp_path: Path) -> None:
     path = written(tmp_path / "a.h5", table())  # the config's own data, which are not read
     rows, config = Plain(), check(compose(*CHAIN, path, FIELDS, "logger=none", "hardware=cpu", "data.num_workers=0"))
@@ -165,6 +167,7 @@ def test_a_data_set_that_returns_single_samples(tmp_path: Path) -> None:
     np.testing.assert_allclose(node["std"], values.std((0, 2, 3)), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_all_parts_of_a_mixture_count(tmp_path: Path) -> None:
     one, two = written(tmp_path / "a.h5", table(100)), written(tmp_path / "b.h5", table(50, seed=3) * 2)
     parts = [f"+data@data.parts.{name}=h5" for name in "ab"] + ["+data.weights.a=1", "+data.weights.b=9"]
@@ -231,6 +234,7 @@ def copied(run: Path, to: Path) -> Path:
     return to
 
 
+@pytest.mark.slow
 def test_evaluations_and_predictions_use_what_is_kept(straight: Path, tmp_path: Path) -> None:
     """Also where the training rows are different ones, or missing."""
     known = result(straight)
@@ -248,6 +252,7 @@ def test_evaluations_and_predictions_use_what_is_kept(straight: Path, tmp_path: 
     assert list(restored.experiment.config.data.transforms["normalize"]["mean"]) == [0.5] * 5
 
 
+@pytest.mark.slow
 def test_a_resume_with_other_training_rows_keeps_them(straight: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "b.h5", np.nan_to_num(table()) * 2)
     run = stopped(tmp_path / "run", path)
@@ -272,6 +277,14 @@ def test_three_ranks_train_with_the_numbers_of_one(straight: Path, tmp_path: Pat
     more = ("trainer=ddp", "hardware.num_procs=3", "trainer.global_batch_size=18", path)
     run = start_run(tmp_path / "run", *EIGHT[:-1], *CHAIN, FIELDS, *more)
     assert (run / FILE).read_bytes() == (straight / FILE).read_bytes()
+
+
+def test_a_notebook_has_numbers(straight: Path) -> None:
+    cfg = compose(*EIGHT, *CHAIN, FIELDS, f"data.path={straight.parent / 'a.h5'}")
+    parts = lab.build(cfg)
+    batch = next(iter(parts.loaders["train"]))["x"]
+    parts.close()
+    assert batch.abs().max() < 20
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------
@@ -356,6 +369,7 @@ def test_missing_values_are_filled_and_marked() -> None:
     assert FillMissing("x", 0, [2]).describe({}) == [said]
 
 
+@pytest.mark.slow
 def test_a_run_marks_the_columns_that_lack_values_in_its_training_rows(tmp_path: Path) -> None:
     other = table(64, seed=1)
     other[::3, 0] = np.nan  # filled too, without a column of its own
@@ -374,6 +388,7 @@ def test_a_run_marks_the_columns_that_lack_values_in_its_training_rows(tmp_path:
     )
 
 
+@pytest.mark.slow
 def test_the_columns_follow_the_split(tmp_path: Path) -> None:
     x = table()
     x[:100] = np.nan_to_num(x[:100])
@@ -418,6 +433,7 @@ STATISTICS = AUTO
 LABELS = ("data.transforms.mixup.num_classes=2",)
 
 
+@pytest.mark.one_quick(4)
 @pytest.mark.parametrize(
     ("chain", "more", "line"),
     [
@@ -486,3 +502,14 @@ def test_the_kept_numbers_are_those_that_are_used(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert abs(found[:, 0].mean()) < 1e-6
     assert (found[:, 1] == 0).all()
+
+
+@pytest.mark.one_quick
+@pytest.mark.parametrize("dtype", ["f2", "i1", "i2", "i8", "u1", "?"])
+def test_columns_of_each_type_are_normalized(tmp_path: Path, dtype: str) -> None:
+    x = np.random.default_rng(0).integers(0, 2 if dtype == "?" else 90, (200, 3)).astype(dtype)
+    x[:, 1] = 1
+    node, lines = computed(written(tmp_path / "a.h5", x, x[:9]))
+    np.testing.assert_allclose(node["mean"], x.astype("f8").mean(0), rtol=1e-12)
+    assert node["std"][1] == 1
+    assert lines[0].endswith("1 constant or without values, so their std is 1: 1")

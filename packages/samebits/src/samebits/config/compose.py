@@ -218,9 +218,10 @@ def _translated(project: Project, argument: str, arguments: Sequence[str]) -> st
     return translate_typed_override(project, argument)
 
 
-def translate_keys(project: Project, cfg: DictConfig) -> None:
-    """Rename in place the keys that the user's yaml files have under an older name, and print a line for each."""
-    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
+def translate_keys(project: Project, cfg: DictConfig, values: dict[str, Any]) -> None:
+    """Rename in place the keys that the user's yaml files have under an older name, and print a line for each.
+
+    values: the same config as plain values, changed too."""
     for old, new, value in taken_out(project, values, project.aliases):
         above, _, name = old.rpartition(".")
         del OmegaConf.select(cfg, above)[name]
@@ -284,21 +285,22 @@ def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictC
 
 
 def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
-    """Return a copy with interpolations resolved and paths (data.path, resume, ...) made absolute from `cwd`."""
+    """Return the config with interpolations resolved and paths (data.path, resume, ...) made absolute from `cwd`.
+    Changes `cfg`, because a copy takes a sixth of the time."""
     register_resolvers(project)  # another project may have registered its resolvers since this config was composed
-    for key in missing_keys(OmegaConf.to_container(cfg, resolve=False)):
+    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
+    for key in missing_keys(values):
         raise ConfigError(f"{key}: is missing (???) - set {key}=...")
-    copy = cfg.copy()
-    OmegaConf.set_struct(copy, False)
-    OmegaConf.set_readonly(copy, False)
-    translate_keys(project, copy)
+    OmegaConf.set_struct(cfg, False)
+    OmegaConf.set_readonly(cfg, False)
+    translate_keys(project, cfg, values)
     try:
-        for key in (one for pattern in project.paths for one in keys_like(copy, pattern)):
-            if (value := OmegaConf.select(copy, key)) is not None:
-                OmegaConf.update(copy, key, absolute(plain(value, resolve=False), cwd, key))
-        project.expand(copy)
+        for key in (one for pattern in project.paths for one in keys_like(cfg, pattern)):
+            if (value := OmegaConf.select(cfg, key)) is not None:
+                OmegaConf.update(cfg, key, absolute(plain(value, resolve=False), cwd, key))
+        project.expand(cfg)
         # converted to plain values, so that nodes that interpolations refer to are copied, not shared
-        return DictConfig(OmegaConf.to_container(copy, resolve=True))
+        return DictConfig(OmegaConf.to_container(cfg, resolve=True))
     except Exception as error:
         if (line := explain(project, error, [], composed)) is None:
             raise

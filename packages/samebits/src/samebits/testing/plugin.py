@@ -37,8 +37,8 @@ hypothesis.settings.load_profile("suite")
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# a collection of all objects takes 0.1 s with this many tests and modules; each 1,000th suffices, not each 100th
-gc.set_threshold(700, 10, 100)
+# with 700 objects per collection a seventh of the tests' time is garbage collection, most of it of configs
+gc.set_threshold(5000, 10, 100)
 NUM_GPUS = hide_gpus()
 warm.BEGAN.update(os.environ)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import json
 import signal
@@ -19,54 +20,46 @@ from omegaconf import DictConfig
 
 from samebits.testing.processes import called, held_command, holds_lock, module, program, registered, wait_for, warm
 
-_composers: dict[
-    str, Any
-] = {}  # one per experiment, as an experiment may choose a sweeper, but a job of a sweep may not
+_composed_options: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
 
 
-def _composed(overrides: tuple[str, ...]) -> DictConfig:
-    """Return the config as Hydra composes it, `hydra` included. Configs that differ in plain values share one
-    composition, as the jobs of a sweep do."""
-    import hydra
+def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, DictConfig]:
+    """Return the config as Hydra composes it, and its node `hydra`. Configs that differ in values share one
+    composition, because Hydra, too, sets values after it has chosen all options."""
     from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf, open_dict
 
     from samebits.config import initialize, register_resolvers
-    from samebits.sweeps import Composer
+
+    def load(texts: Sequence[str]) -> tuple[DictConfig, DictConfig]:
+        cfg = loader.load_configuration("train", [*texts], RunMode.RUN)
+        hydra = OmegaConf.masked_copy(cfg, "hydra")
+        with open_dict(cfg):
+            del cfg["hydra"]
+        return cfg, hydra
 
     register_resolvers(program())
     with initialize(program().conf):
-        experiment = next((override for override in overrides if override.startswith("experiment=")), "")
-        if experiment not in _composers:
-            loader = GlobalHydra.instance().config_loader()
-            master = hydra.compose("train", [experiment] if experiment else [], return_hydra_config=True)
-            _composers[experiment] = Composer(program(), loader, master, Path.cwd(), Path.cwd())
-        composer = _composers[experiment]
-        composer.swept = [override.partition("=")[0] for override in overrides]
-        others, values = _without_values(composer, overrides)
-        cfg = composer._composed(others)
+        loader: Any = GlobalHydra.instance().config_loader()
+        values = [text for text in overrides if _is_value(loader, text)]
+        options = tuple(text for text in overrides if text not in values)
         try:
-            for key, value in values.items():
-                OmegaConf.update(cfg, key, value, merge=True)
-        except OmegaConfBaseException:
-            return composer._composed(overrides)  # raises the error of Hydra
-        return cfg
+            if options not in _composed_options:
+                _composed_options[options] = load(options)
+            base, hydra = _composed_options[options]
+            cfg = copy.deepcopy(base)
+            loader._apply_overrides_to_config([_parsed(text) for text in values], cfg)
+        except Exception:
+            return load(overrides)  # raises the error that Hydra has for the whole command
+        return cfg, hydra
 
 
-def _without_values(composer: Any, overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return (the other overrides, plain values), as Hydra sets plain values after it has chosen all options. If a key
-    is given twice, the last value counts. A key that is also changed in another way is not among the values."""
-    parsed = {text: _parsed(text) for text in [*dict.fromkeys(reversed(overrides))][::-1]}
-    keys = {text: override.key_or_group for text, override in parsed.items() if "." in override.key_or_group}
-    plain = {text: key for text, key in keys.items() if composer._is_value(parsed[text])}
-    changed = {*plain.values(), *(f"{key}." for text, key in keys.items() if text not in plain)}
-    values = {
-        key: parsed[text].value()
-        for text, key in plain.items()
-        if not any(f"{key}.".startswith(f"{one.rstrip('.')}.") or one.startswith(f"{key}.") for one in changed - {key})
-    }
-    return [text for text in parsed if keys.get(text) not in values], values
+def _is_value(loader: Any, text: str) -> bool:
+    """Return True if the override sets a value, False if it chooses an option or is about Hydra itself."""
+    override = _parsed(text)
+    chooses = loader.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+    return not (chooses or override.is_sweep_override() or override.is_hydra_override())
 
 
 @cache
@@ -79,21 +72,20 @@ def _parsed(override: str) -> Any:
 def compose(*overrides: str, checked: bool = True) -> DictConfig:
     """Return the resolved config of these overrides, as a run has it. checked: raise ConfigError for a wrong value."""
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import OmegaConf
 
     from samebits.config import quoted, resolved
 
-    cfg = _composed(tuple(quoted(program(), overrides)))
-    OmegaConf.set_readonly(cfg.hydra, False)
-    cfg.hydra.runtime.output_dir = str(Path.cwd() / "run")
-    before, HydraConfig.instance().cfg = HydraConfig.instance().cfg, None
+    cfg, hydra = _composed(tuple(quoted(program(), overrides)))
+    OmegaConf.set_readonly(hydra, False)
+    hydra.hydra.runtime.output_dir = str(Path.cwd() / "run")
+    hydra.hydra._set_parent(cfg)  # for interpolations of users' configs, as HydraConfig.set_config does
+    current: Any = HydraConfig.instance()
+    before, current.cfg = current.cfg, hydra
     try:
-        HydraConfig.instance().set_config(cfg)
-        with open_dict(cfg):
-            del cfg["hydra"]
         cfg = resolved(program(), cfg, Path.cwd())
     finally:
-        HydraConfig.instance().cfg = before
+        current.cfg = before
     if checked:
         program().check(cfg)
     return cfg
