@@ -749,7 +749,7 @@ NAMES: list[tuple[Any, ...]] = [
     ("samebits/data/loading/loader.py", "return self.transform(batch, sample_ids, self.plan(k)[1])",
      "return self.transform(batch, sample_ids, self.plan(k % 2)[1])",
      "tests/lab/test_task_fixmatch.py::TestFixMatch::test_ranks_and_micro_batches_change_nothing"),
-    ("src/lab/tasks/fixmatch.py", "~known * (1 + 1 / self.ratio)", "~known * 1.0",
+    ("src/lab/tasks/fixmatch.py", "~known * factors[:, 1]", "~known * 1.0",
      "tests/lab/test_task_fixmatch.py::test_the_losses_are_those_of_the_formula"),
     ("src/lab/tasks/streaming.py", "kept = torch.where(finite, value, 0)", "kept = value",
      "tests/lab/test_task_streaming.py::test_a_lane_that_is_not_finite_begins_anew"),
