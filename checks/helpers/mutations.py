@@ -799,7 +799,7 @@ NAMES: list[tuple[Any, ...]] = [
      "tests/lab/test_task_ddpm.py::test_it_has_no_prediction_but_evaluations"),
     ("src/lab/tasks/ddpm.py", "alpha = kept / before", "alpha = kept",
      "tests/lab/test_task_ddpm.py::test_who_knows_the_noise_draws_the_data"),
-    ("src/lab/tasks/ddpm.py", "kept.sqrt() * x + (1 - kept).sqrt() * noise", "kept.sqrt() * x + (1 - kept) * noise",
+    ("src/lab/tasks/ddpm.py", "signal * x + spread * noise", "signal * x + spread**2 * noise",
      "tests/lab/test_task_ddpm.py::test_the_loss_is_the_paper_s"),
     ("src/lab/restore.py", '    task.run = replace(task_run(config, world_of_one()), **known)\n',
      "", "tests/lab/test_task_ddpm.py::test_samples_at_each_evaluation_and_of_a_trained_run"),
