@@ -211,7 +211,8 @@ def make_state(
         others = [name for other in trained if other != objective for name, _ in trained[other]]
         optimizers[objective] = make_optimizer(config, named, objective or type(model).__name__, others, objective)
         if not overrides(task, "train_step"):
-            check_closure(optimizers[objective], optim_of(config, objective).target)
+            node = optim_of(config, objective)
+            check_closure(optimizers[objective], f"{node.key}._target_={node.target}")
     nodes = {name: node for name, node in config.optimizers.items() if name}
     optimizers.clip_norms = {name: node.own.clip_norm for name, node in nodes.items()}  # type: ignore[union-attr]
     rules = config.cfg.get("rules", 1)

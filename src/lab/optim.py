@@ -332,13 +332,13 @@ def unreached_points(schedule: Schedule) -> list[str]:
     return lines
 
 
-def check_closure(optimizer: Optimizer, target: str) -> None:
-    """Raise ConfigError if the optimizer, or a part of it, needs a closure. target: its class, for the message."""
+def check_closure(optimizer: Optimizer, key: str = "optim") -> None:
+    """Raise ConfigError if the optimizer, or a part of it, needs a closure. key: its config key, for the message."""
     step = inspect.signature(type(optimizer).step).parameters.get("closure")
     if step is not None and step.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"optim._target_={target}: {type(optimizer).__name__} needs a task whose train_step passes a closure: "
+            f"{key}: {type(optimizer).__name__} needs a task whose train_step passes a closure: "
             "optimizer_step.update(objective, closure) - use such a task, or another optimizer (optim=adamw)"
         )
     for part in getattr(optimizer, "parts", ()):
-        check_closure(part, target)
+        check_closure(part, key)

@@ -303,8 +303,8 @@ def test_an_optimizer_that_needs_a_closure_is_noticed() -> None:
     alone, line = torch.optim.LBFGS(small().parameters()), r"^optim\._target_=a\.b: LBFGS needs a task whose train_step"
     for optimizer in (alone, Wrapper([alone])):
         with pytest.raises(ConfigError, match=line):
-            lab.optim.check_closure(optimizer, "a.b")
-    lab.optim.check_closure(Wrapper([torch.optim.SGD(small().parameters())]), "a.b")
+            lab.optim.check_closure(optimizer, "optim._target_=a.b")
+    lab.optim.check_closure(Wrapper([torch.optim.SGD(small().parameters())]))
 
 
 def test_saved_configs_with_the_names_of_older_versions_are_built() -> None:
@@ -330,6 +330,24 @@ class Turned(Supervised):
                 p.grad = p.grad.t().contiguous().t()
         optimizer_step.update("")
         return values
+
+
+class Closes(torch.optim.SGD):
+    __module__ = "lab.tasks.supervised"
+
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        raise AssertionError
+
+
+@pytest.mark.slow
+def test_a_task_of_its_own_step_that_passes_no_closure_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab.tasks.supervised, "Turned", Turned, raising=False)
+    monkeypatch.setattr(lab.tasks.supervised, "Closes", Closes, raising=False)
+    own = ("task._target_=lab.tasks.supervised.Turned", "optim=sgd", "optim._target_=lab.tasks.supervised.Closes")
+    with pytest.raises(ConfigError, match=r"^optim: Closes needs a task whose train_step passes a closure"):
+        start_run(tmp_path / "run", *QUICK, *own, "+optim.fused=false", "trainer.max_steps=1")
 
 
 @pytest.mark.slow

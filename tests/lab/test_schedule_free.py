@@ -11,6 +11,7 @@ from optimizers import gradients, optimizer_of, small
 from shipped import Shipped
 
 from lab import build, load_run
+from lab.optimizers.base import Wrapper
 from samebits.errors import ConfigError
 from samebits.testing import SMALL, assert_equal, compose, last_checkpoint, start_run
 
@@ -69,3 +70,5 @@ def test_one_rule_makes_the_average() -> None:
         build(compose("optim=schedule_free", "trainer.ema_decay=0.9"))
     with pytest.raises(ConfigError, match=r"^optim\.beta=0: must be > 0"):
         optimizer_of(small(), *INNER, "optim.beta=0")
+    with pytest.raises(ConfigError, match=r"^optim: Wrapper contains ScheduleFree, whose average would not be eval"):
+        Wrapper([optimizer_of(small(), *INNER)])

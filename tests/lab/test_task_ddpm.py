@@ -60,6 +60,23 @@ def test_who_knows_the_noise_draws_the_data(schedule: str, mean: float, spread: 
     assert len(torch.stack(model.seen).unique(dim=0)) == 1000  # each time is shown as another
 
 
+def test_samples_are_those_of_a_loop_in_float64() -> None:
+    """In the first of 1,000 steps alpha-bar is so near 1 that float32 has three digits of the noise."""
+    task = DDPM(1000, "cosine", 2, seed=0)
+    task.run = TaskRun(input_shape=(1, 4, 4))
+    torch.manual_seed(0)
+    drawn = task.sample(lambda x: x[:, :1].tanh() / 2, 8)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    beta, x = noise_added(1000, "cosine"), torch.randn(8, 1, 4, 4).double()
+    kept = torch.cumprod(1 - beta, 0)
+    for t in reversed(range(1000)):
+        before = kept[t - 1] if t else torch.ones(())
+        image = ((x - (1 - kept[t]).sqrt() * x.tanh() / 2) / kept[t].sqrt()).clamp(-1, 1)
+        x = (before.sqrt() * beta[t] * image + (1 - beta[t]).sqrt() * (1 - before) * x) / (1 - kept[t])
+        x += (beta[t] * (1 - before) / (1 - kept[t])).sqrt() * torch.randn(8, 1, 4, 4)
+    torch.testing.assert_close(drawn.double(), (x + 1) / 2, rtol=0, atol=1e-5)
+
+
 def test_the_loss_is_the_paper_s() -> None:
     """Algorithm 1, for a model that puts out what it sees: the noise by the schedule, and the time of each sample."""
     task = DDPM(50, "linear", 2, seed=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from shipped import Shipped
@@ -23,7 +25,7 @@ class TestFixMatch(Shipped):
 
 def test_the_losses_are_those_of_the_formula() -> None:
     torch.manual_seed(0)
-    model, task = nn.Linear(4, 3), FixMatch(0, 3.0, 0.4, 0.5, {})
+    model, task = nn.Linear(4, 3), FixMatch(0, 0.4, 0.5, {})
     of = torch.tensor([0, 1, 1, 1, 1, 0, 1, 1])
     batch = {"x": 3 * torch.randn(8, 4), "strong": torch.randn(8, 4), "y": torch.where(of == 0, 2, -1), "set": of}
     losses, output = task.losses(model, batch)
@@ -43,6 +45,27 @@ def test_the_losses_are_those_of_the_formula() -> None:
     assert gradient.abs().sum() > 0
 
 
+def test_means_are_over_the_samples_of_a_kind_in_the_step() -> None:
+    """Whatever their shares, and however the step is split; a certainty of exactly the threshold is enough."""
+    torch.manual_seed(0)
+    model, of = nn.Linear(4, 3).double(), torch.tensor([0, 1, 0, 0, 1, 1, 1, 1, 1, 1])
+    batch = {"x": 3 * torch.randn(10, 4).double(), "strong": torch.randn(10, 4).double(), "set": of}
+    batch |= {"y": torch.where(of == 0, 2, -1), "is_real": torch.arange(10) < 9}
+    certainty, guess = model(batch["x"]).float().softmax(1).max(1)
+    threshold = certainty[1].item()
+    known, others = [0, 2, 3], [1, 4, 5, 6, 7, 8]
+    taught = F.cross_entropy(model(batch["strong"]), guess, reduction="none") * (certainty >= threshold)
+    wanted = F.cross_entropy(model(batch["x"][known]), batch["y"][known]), taught[others].mean()
+    for sizes in ([10], [3, 3, 4], [1] * 10):
+        parts = [dict(zip(batch, values)) for values in zip(*(value.split(sizes) for value in batch.values()))]
+        task = FixMatch(0, threshold, 0.5, {})
+        kept: Any = task.train_step(0, iter(parts), lambda _, held: held)  # type: ignore[arg-type,return-value]
+        losses = [task.losses(model, part)[0] for part in kept]
+        for name, value in zip(("supervised", "guessed"), wanted):
+            mean = torch.cat([one[name] for one in losses])[:9].mean()
+            torch.testing.assert_close(mean, value, rtol=1e-6, atol=0, check_dtype=False)
+
+
 def test_other_data_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"task=fixmatch: .*`set` and `strong`.*data=mixed"):
-        FixMatch(0, 7.0, 0.95, 1.0, {}).losses(nn.Linear(4, 3), {"x": torch.randn(2, 4), "y": torch.zeros(2)})
+        FixMatch(0, 0.95, 1.0, {}).losses(nn.Linear(4, 3), {"x": torch.randn(2, 4), "y": torch.zeros(2)})

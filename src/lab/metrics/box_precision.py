@@ -25,9 +25,10 @@ class BoxPrecision:
     intersection over union. For COCO's mean use [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95].
 
     In each sample the boxes of a class are matched in the order of their scores, each with the free target of the
-    largest overlap. Precision is interpolated at 101 recalls. Boxes with equal scores are counted together, so the
-    result does not depend on the order of the samples. Classes without targets are left out; NaN without any target.
-    Memory: each rank stores the scores and hits of its boxes; `compute` gathers them.
+    largest overlap. All boxes count; COCO's code uses the best 100 of a class in each sample. Precision is interpolated
+    at 101 recalls. Boxes with equal scores are counted together, so the result does not depend on the order of the
+    samples. Classes without targets are left out; NaN without any target. Memory: each rank stores the scores and hits
+    of its boxes; `compute` gathers them.
     """
 
     def __init__(self, num_classes: Count, overlaps: Sequence[Share] = (0.5,)) -> None:

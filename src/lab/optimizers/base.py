@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lab.optim import build_optimizer
+from samebits.errors import ConfigError
 from samebits.torch_private import lean_step
 
 Groups = list[dict[str, Any]]
@@ -40,6 +41,12 @@ class Wrapper(Optimizer):
 
     def __init__(self, parts: Iterable[Optimizer]) -> None:
         self.parts = list(parts)
+        inner = next((part for part in self.parts if hasattr(part, "eval_weight")), None)
+        if inner is not None and not hasattr(self, "eval_weight"):
+            raise ConfigError(
+                f"optim: {type(self).__name__} contains {type(inner).__name__}, whose average would not be evaluated - "
+                f"use {type(inner).__name__} as the outer optimizer"
+            )
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         self._share()
 

@@ -91,8 +91,8 @@ def by_shape(matrices: list[Tensor]) -> list[list[int]]:
 
 
 def orthogonal(x: Tensor, steps: int) -> Tensor:
-    """Return approximately U V^T of x = U S V^T; its singular values are between 0.7 and 1.2. x: (..., rows,
-    columns)."""
+    """Return approximately U V^T of x = U S V^T, (..., rows, columns). After five steps a singular value is between
+    0.68 and 1.21; it is less if that of x is below 0.15 % of x's norm."""
     x, tall = x.to(HALF.get(x.device.type, torch.float32)), x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

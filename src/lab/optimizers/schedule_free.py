@@ -19,8 +19,9 @@ class ScheduleFree(Wrapper):
 
     The model's weights are y during training; evaluations, export and load_run use x. The weights of the mean are the
     square of the largest learning rate so far. inner: a class with its arguments (a partial); in the paper AdamW with
-    betas [0, 0.999]. lr, weight_decay: used unless the partial sets its own. Use a schedule that is constant after its
-    warmup. Raise ConfigError if beta is 0.
+    betas [0, 0.999]. lr, weight_decay: used unless the partial sets its own. `inner` decays z, as the authors' wrapper
+    of other optimizers does; their AdamW decays z by a multiple of y. Use a schedule that is constant after its warmup.
+    BatchNorm's statistics are those of y. Raise ConfigError if beta is 0.
     """
 
     uses_rng = False

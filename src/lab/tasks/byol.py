@@ -20,8 +20,9 @@ class BYOL(Task):
     """model: view -> (B, D) representation. Metrics are called with the representation of the first view.
 
     projector: (B, D) -> (B, E). predictor: (B, E) -> (B, E). The teacher is the EMA of model and projector, with
-    `decay` per step; its BatchNorms have their own running statistics. fields: the batch fields of the two views; both
-    may be the same field. augment: transforms that are applied to both views, with independent random numbers.
+    `decay` per step (in the paper it rises to 1 along a cosine). In training the teacher is in training mode; its
+    BatchNorms have their own running statistics. fields: the batch fields of the two views; both may be the same field.
+    augment: transforms that are applied to both views, with independent random numbers.
     """
 
     needs_sample_ids = True

@@ -1,5 +1,8 @@
-"""Contrastive learning (SimCLR, Chen et al. 2020): identify the second view of a sample among the second views of all
-samples in the global batch."""
+"""Contrastive learning after SimCLR (Chen et al. 2020): identify the second view of a sample among the second views of
+all samples in the global batch, and vice versa.
+
+SimCLR compares each view with all others, also with the same view of other samples, at a fixed temperature. Here the
+loss and the learned temperature are those of CLIP (Radford et al. 2021)."""
 
 from __future__ import annotations
 

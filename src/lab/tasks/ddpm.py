@@ -35,8 +35,10 @@ class DDPM(Task):
             raise ConfigError(f"task.channels={channels}: must be even, because each frequency has a sine and a cosine")
         self.steps, self.channels = steps, channels
         self.noises, self.times = SampleRNG(seed, "DDPM noise"), SampleRNG(seed, "DDPM time")
-        kept = torch.cumprod(1 - noise_added(steps, schedule), 0).float()  # alpha-bar in the paper
-        self.kept = nn.Buffer(kept, persistent=False)
+        # alpha-bar in the paper; in float64, because in the first steps it is almost 1
+        kept = torch.cumprod(1 - noise_added(steps, schedule), 0)
+        self.kept: list[float] = kept.tolist()
+        self.signal, self.noise = (nn.Buffer(one.sqrt().float(), persistent=False) for one in (kept, 1 - kept))
 
     def setup(self, model: nn.Module) -> None:
         """Raise ConfigError unless the samples are images (C, H, W)."""
@@ -48,8 +50,8 @@ class DDPM(Task):
         x, number = 2 * batch["x"] - 1, batch["sample_id"]
         noise = self.noises.normal(number, x[0].numel()).view(x.shape)
         time = self.times.below(number, (self.steps,))[:, 0]
-        kept = self.kept[time].view(-1, 1, 1, 1)
-        output = self.predicted(model, kept.sqrt() * x + (1 - kept).sqrt() * noise, time)
+        signal, spread = (one[time].view(-1, 1, 1, 1) for one in (self.signal, self.noise))
+        output = self.predicted(model, signal * x + spread * noise, time)
         return (output - noise).square().flatten(1).mean(1), output
 
     def predicted(self, model: nn.Module, x: Tensor, time: Tensor) -> Tensor:
@@ -65,14 +67,14 @@ class DDPM(Task):
     def sample(self, model: nn.Module, count: int) -> Tensor:
         """Return `count` images in [0, 1] by algorithm 2 of the paper. As in its code, intermediate images are
         clipped."""
-        x = torch.randn(count, *self.run.input_shape, device=self.kept.device)
+        x = torch.randn(count, *self.run.input_shape, device=self.signal.device)
         for step in reversed(range(self.steps)):
             time = torch.full((count,), step, device=x.device)
-            kept, before = self.kept[step], self.kept[step - 1] if step else torch.ones_like(self.kept[0])
-            image = (x - (1 - kept).sqrt() * self.predicted(model, x, time)) / kept.sqrt()
+            kept, before = self.kept[step], self.kept[step - 1] if step else 1.0
+            image = (x - (1 - kept) ** 0.5 * self.predicted(model, x, time)) / kept**0.5
             alpha = kept / before
-            mean = before.sqrt() * (1 - alpha) * image.clamp(-1, 1) + alpha.sqrt() * (1 - before) * x
-            x = mean / (1 - kept) + ((1 - alpha) * (1 - before) / (1 - kept)).sqrt() * torch.randn_like(x)
+            mean = before**0.5 * (1 - alpha) * image.clamp(-1, 1) + alpha**0.5 * (1 - before) * x
+            x = mean / (1 - kept) + ((1 - alpha) * (1 - before) / (1 - kept)) ** 0.5 * torch.randn_like(x)
         return (x + 1) / 2
 
 

@@ -65,7 +65,9 @@ class DINO(Task):
         self.head, self.metrics, self.momentum = head, metrics, momentum
         self.temperature, self.teacher_temperature = temperature, teacher_temperature
         self.center_momentum, self.step = center_momentum, 0
-        self.whole, self.local = Views(["x"] * 2, augment), Views(["x"] * (views - 2), local_augment)
+        others = views - 2
+        self.whole = Views(["x"] * 2, augment, after=others)
+        self.local = Views(["x"] * others, local_augment, before=2)
         # center: running mean of the teacher's output. seen, (prototypes + 1,): sum of the outputs in this step on this
         # rank; the last element is their number
         count = len(head.prototypes)

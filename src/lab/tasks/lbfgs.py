@@ -12,7 +12,8 @@ from lab.tasks.supervised import Supervised
 
 class LBFGS(Supervised):
     """Use it with optim=lbfgs. Each step runs the optimizer's iterations on one global batch, which should be the whole
-    training set. The logged loss is the loss before these iterations. The optimizer waits for the device.
+    training set, and a model without dropout, whose masks would differ between the evaluations of a step. The logged
+    loss is the loss before these iterations. The optimizer waits for the device.
     """
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ class SAM(Supervised):
     """Update the weights w with the gradient at w + rho * g / |g|, where g is the gradient at w.
 
     A step costs two forward and backward passes. "sharpness" is logged: the loss at w + rho * g / |g| minus the loss at
-    w. Both passes update BatchNorm's running statistics.
+    w. Both passes update BatchNorm's running statistics, and each draws its own dropout.
     """
 
     def __init__(self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], rho: Positive) -> None:

@@ -14,7 +14,8 @@ class SWA(Supervised):
     """Evaluate, predict and export use the mean of the weights, sampled every `every` steps.
 
     start: fraction of the training steps after which the mean begins; before it, the current weights are used.
-    statistics: number of training batches from which the BatchNorm statistics of the mean are recomputed.
+    statistics: number of training batches, of the size of evaluation batches, from which the BatchNorm statistics of
+    the mean are recomputed.
     """
 
     def __init__(

@@ -77,11 +77,13 @@ def _mix(x: Tensor, partner: Tensor, share: Tensor) -> Tensor:
 def _beta_quantiles(alpha: float) -> Tensor:
     """Return (4097,) float32: quantiles of Beta(alpha, alpha) at equal steps of probability.
 
-    Substituting t = x ** alpha removes the pole of x ** (alpha - 1) * (1 - x) ** (alpha - 1) at 0. Values above 0.5
-    follow by symmetry.
+    If alpha < 1, substituting t = x ** alpha removes the pole of x ** (alpha - 1) * (1 - x) ** (alpha - 1) at 0. Values
+    above 0.5 follow by symmetry.
     """
-    t = np.linspace(0, 0.5**alpha, 65537)
-    density = (1 - t ** (1 / alpha)) ** (alpha - 1)
+    power = min(alpha, 1.0)
+    t = np.linspace(0, 0.5**power, 65537)
+    x = t ** (1 / power)
+    density = (1 - x if alpha < 1 else 4 * x * (1 - x)) ** (alpha - 1)  # 4: otherwise it would be 0 if alpha is large
     mass = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
-    lower = np.interp(np.linspace(0, 1, 2049), mass / mass[-1], t) ** (1 / alpha)
+    lower = np.interp(np.linspace(0, 1, 2049), mass / mass[-1], t) ** (1 / power)
     return torch.from_numpy(np.concatenate([lower, 1 - lower[-2::-1]])).float()

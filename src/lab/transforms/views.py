@@ -15,15 +15,21 @@ class Views:
     """Return random views of a batch, for tasks.
 
     fields: batch field of each view; a field may occur several times. augment: transforms that are applied to all
-    views, with independent random numbers, which are a function of (seed, batch["sample_id"]).
+    views, with independent random numbers, which are a function of (seed, batch["sample_id"]). before: number of views
+    of the same samples that other Views make before these; after: after these. Their random numbers are independent,
+    too.
     """
 
-    def __init__(self, fields: Sequence[str], augment: Mapping[str, Transform]) -> None:
+    def __init__(
+        self, fields: Sequence[str], augment: Mapping[str, Transform], before: int = 0, after: int = 0
+    ) -> None:
         self.fields, self.augment = fields, compose(augment.values(), training=True)
+        self.before, self.count = before, before + len(fields) + after
 
     def __call__(self, batch: Batch, which: int) -> Tensor:
         """Return view number `which`, from 0."""
-        changed = self.augment(batch, len(self.fields) * batch["sample_id"] + which) if self.augment else batch
+        numbers = self.count * batch["sample_id"] + self.before + which
+        changed = self.augment(batch, numbers) if self.augment else batch
         return changed[self.fields[which]]
 
 
