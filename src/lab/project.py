@@ -359,6 +359,7 @@ PROJECT = Project(
         "data.parts.*.values": "data.parts.*.decode",
         "data.parts.*.masked": "data.parts.*.missing",
         "task.frozen": "task.freeze",
+        "task.ratio": "",  # template only
     },
     moved_values={"decode": {"meant": True, "stored": False}},
     # renamed arguments: only of this class, because another class may have an argument of the same name
@@ -366,6 +367,7 @@ PROJECT = Project(
         "values": "lab.datasets.h5.Dataset",
         "masked": "lab.datasets.h5.Dataset",
         "frozen": "lab.tasks.finetune.Finetune",  # template only
+        "ratio": "lab.tasks.fixmatch.FixMatch",  # template only
     },
     # names of version 0.2 that commands and yamls may still use, with a warning
     aliases=(

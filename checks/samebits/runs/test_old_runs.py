@@ -150,6 +150,19 @@ def test_missing_and_gone_keys_are_named_in_a_line(
     assert split_own(values["data"], groups.DataConfig, "data")  # a new one is whole
 
 
+def test_an_argument_that_is_gone_is_removed_for_its_class_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "_said", set())
+    values = plain(compose("logger=none"))
+    for target in ("lab.tasks.fixmatch.FixMatch", values["task"]["_target_"]):
+        values["task"] |= {"_target_": target, "ratio": 7}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+        assert ("ratio" in read_config(PROGRAM, tmp_path).task) is (not target.endswith("FixMatch"))
+    lines = [record.getMessage() for record in caplog.records if record.name == "samebits"]
+    assert lines == [f"{tmp_path}/config.yaml: keys that are no longer used and were removed: task.ratio"]
+
+
 def test_values_of_evaluate_are_read_as_hydra_reads_them(tmp_path: Path) -> None:
     cfg = read_config(PROGRAM, old("whole-finished", tmp_path))
     for override, key, value in (

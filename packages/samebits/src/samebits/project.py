@@ -28,10 +28,10 @@ class Project:
     before it is resolved. asked: {parameter of a class in the config: key of the run's value that it gets by default}.
     watching: the project's groups that change only the observation of a run, such as loggers, and not its results.
 
-    Old names: moved: {import path prefix in older versions: current prefix}. moved_keys: {old key: current key};
-    data.parts.*.name means that key of each node in data.parts. moved_values: {current key: {old value: current
-    value}}. moved_arguments: {old key that is an argument of a class: the class's _target_}. aliases: entries of
-    `moved` and `moved_keys` that commands and yamls may still use."""
+    Old names: moved: {import path prefix in older versions: current prefix}. moved_keys: {old key: current key, or ""
+    if it no longer exists}; data.parts.*.name means that key of each node in data.parts. moved_values: {current key:
+    {old value: current value}}. moved_arguments: {old key that is an argument of a class: the class's _target_}.
+    aliases: entries of `moved` and `moved_keys` that commands and yamls may still use."""
 
     name: str
     root: Path

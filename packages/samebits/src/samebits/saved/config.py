@@ -108,13 +108,14 @@ def check_saved(project: Project, cfg: Any) -> None:
 
 def updated(project: Project, cfg: Any) -> tuple[dict[str, Any], list[str], list[str]]:
     """Return (a plain config in the form of this version, "key=value" of missing keys, keys that no longer exist)."""
-    values, filled, gone = completed(project.schema, _moved_keys(project, _moved(project, cfg)))
+    whole, removed = _moved_keys(project, _moved(project, cfg))
+    values, filled, gone = completed(project.schema, whole)
     for group, schema in project.own.items():
         names = {one.name for one in fields(schema)}
         if isinstance(node := values.get(group), dict):
             whole, more, _ = completed(schema, {name: value for name, value in node.items() if name in names}, group)
             values[group], filled = node | whole, filled + more
-    return values, filled, gone
+    return values, filled, removed + gone
 
 
 def _moved(project: Project, node: Any) -> Any:
@@ -127,22 +128,27 @@ def _moved(project: Project, node: Any) -> Any:
     return [_moved(project, value) for value in node] if isinstance(node, list) else node
 
 
-def _moved_keys(project: Project, cfg: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole config with each value under its present key. A value that is already there is kept."""
+def _moved_keys(project: Project, cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return (the whole config with each value under its present key, keys that no longer exist). A value that is
+    already there is kept."""
     whole = {group: dict(node) if isinstance(node, dict) else node for group, node in cfg.items()}
-    for _, new, value in taken_out(project, whole):
+    removed = []
+    for old, new, value in taken_out(project, whole):
+        if not new:
+            removed.append(old)
+            continue
         home, _, called = new.rpartition(".")
         node = whole
         for part in home.split("."):
             node = node.setdefault(part, {})
         node.setdefault(called, value)
-    return whole
+    return whole, removed
 
 
 def taken_out(project: Project, cfg: dict[str, Any], keys: Collection[str] | None = None) -> list[tuple[str, str, Any]]:
     """Remove the keys of older versions from a whole plain config, in place.
 
-    Return (old key, present key, value in the present form) of each. keys: keys to remove; None: all of
+    Return (old key, present key or "", value in the present form) of each. keys: keys to remove; None: all of
     project.moved_keys.
     """
     found: list[tuple[str, str, Any]] = []
@@ -157,7 +163,7 @@ def taken_out(project: Project, cfg: dict[str, Any], keys: Collection[str] | Non
                 home, _, called = new.rpartition(".")
                 home = ".".join(at) if "*" in home else home
                 value = translate_value(project, called, node.pop(name))
-                found.append((".".join([*at, name]), f"{home}.{called}", value))
+                found.append((".".join([*at, name]), new and f"{home}.{called}", value))
     return found
 
 
@@ -197,7 +203,7 @@ def translate_override(project: Project, text: str) -> str:
     """Return an override of an older version, or only its key, with the present import paths and keys."""
     text = re.sub(r"(?<=_target_)([=:] *)([a-zA-Z_0-9.]+)", lambda m: m[1] + _moved_path(project, m[2]), text)
     found = re.match(r"(\+*)([A-Za-z_0-9.]+)(=.*)?$", text, re.DOTALL)
-    if found is None or (new := translate_key(project, found[2])) is None:
+    if found is None or not (new := translate_key(project, found[2])):
         return text
     known, value = project.moved_values.get(new.rpartition(".")[2], {}), (found[3] or "")[1:]
     if known and value and not all(part in known for part in value.split(",")):
@@ -207,7 +213,7 @@ def translate_override(project: Project, text: str) -> str:
 
 
 def translate_key(project: Project, key: str) -> str | None:
-    """Return the present name of a key of an older version; None if the key was not renamed."""
+    """Return the present name of a key of an older version; "" if it no longer exists, None if it was not renamed."""
     for old, new in project.moved_keys.items():
         if found := re.fullmatch(re.escape(old).replace(r"\*", r"([^.]+)"), key):
             return new.replace("*", found[1]) if "*" in old else new
