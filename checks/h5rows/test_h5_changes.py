@@ -115,7 +115,8 @@ sys.exit(train.main())
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_a_file_that_is_cut_while_it_is_mapped(ranks: int, tmp_path: Path) -> None:
-    """The run dies by SIGBUS, with its stack, and goes on once the file is whole again."""
+    """The run dies by SIGBUS, with its stack, and goes on once the file is whole again. A process may end by SIGSEGV
+    after its stack was written, because faulthandler then reads the frames of threads that run."""
     data, run = tmp_path / "digits.h5", tmp_path / "run"
     shutil.copy(PROJECT / "data" / "digits.h5", data)
     whole = data.read_bytes()
@@ -129,7 +130,8 @@ def test_a_file_that_is_cut_while_it_is_mapped(ranks: int, tmp_path: Path) -> No
     assert "Fatal Python error: Bus error" in stack
     assert "h5rows/reading/readers.py" in stack
     if ranks == 1:
-        assert (died.returncode, status(run)["status"]) == (-signal.SIGBUS, "running")
+        assert died.returncode in (-signal.SIGBUS, -signal.SIGSEGV)
+        assert status(run)["status"] == "running"
     else:
         assert (died.returncode, status(run)["status"]) == (1, "failed")
         assert "was killed by SIGBUS (a data file was cut short" in status(run)["error"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from samebits.testing import assert_equal, start_run
 sys.path.append(str(ROOT / "benchmarks"))
 from scale_ranks import Message, listened
 
-from samebits.checkpoints import Checkpoints, shard_plan, sharded
+from samebits.checkpoints import Checkpoints, archives, shard_plan, sharded
 from samebits.checkpoints.background import Copies
 from samebits.checkpoints.checkpoint import load_lazily
 from samebits.checkpoints.integrity import Summing, failure_line
@@ -163,10 +164,25 @@ def test_shards_are_a_whole_or_refused() -> None:
         shard_plan.make_index({"x": torch.zeros(8)}, [[[0, [0], [4], 0, 16]], [[0, [0], [4], 0, 16]]])
 
 
+def written(path: Path, values: list[torch.Tensor]) -> tuple[list[bytes], int]:
+    """(the bytes of each value in a file of shards, calls of torch.save)."""
+    tensors = {str(number): value for number, value in enumerate(values)}
+    shards = [shard_plan.Shard(k, str(k), [0] * v.dim(), list(v.shape)) for k, v in enumerate(values)]
+    with patch.object(torch, "save", wraps=torch.save) as saved:
+        size, total, rows = shard_plan.write_shards(path, tensors, shards)
+    raw = path.read_bytes()
+    assert (len(raw), zlib.crc32(raw), sum(row[-1] for row in rows)) == (size, total, size)
+    return [raw[first : first + length] for *_, first, length in rows], saved.call_count
+
+
+def saved_by(save: Any, value: torch.Tensor) -> bytes:
+    save(value, file := io.BytesIO())
+    return file.getvalue()
+
+
 @pytest.mark.parametrize("at_once", [None, 1000])
-def test_a_small_shard_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int | None) -> None:
-    """And not the 39 parts of torch.save, each of which runs Python code that holds up the loop. at_once: bytes that
-    the system writes in a call."""
+def test_small_shards_are_few_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int | None) -> None:
+    """And few calls of torch.save, each of which holds up the loop. at_once: bytes that the system writes in a call."""
     calls: list[int] = []
 
     class Counted:
@@ -178,18 +194,59 @@ def test_a_small_shard_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             return self.file.write(memoryview(data)[:at_once])
 
     monkeypatch.setattr(shard_plan, "Summing", lambda file: Summing(Counted(file)))  # type: ignore[arg-type]
-    counts = []
     for count in (30, 300):
-        tensors = {str(k): torch.full((90_000 // count,), float(k)) for k in range(count)}
-        shards = [shard_plan.Shard(k, str(k), [0], [90_000 // count]) for k in range(count)]
-        calls.clear()
-        size, total, rows = shard_plan.write_shards(tmp_path / "shards", tensors, shards)
-        counts.append(len(calls))  # torch.save flushes at its end
-        raw = (tmp_path / "shards").read_bytes()
-        assert (len(raw), zlib.crc32(raw)) == (size, total)
-        for (number, _, _, first, length), value in zip(rows, tensors.values(), strict=True):
-            assert torch.equal(torch.load(io.BytesIO(raw[first : first + length])), value), number
-    assert counts == [30, 300] or at_once
+        archives._form.cache_clear()
+        values = [torch.full((90_000 // count,), float(k)) for k in range(count)]
+        for saves in (2, 0):  # a form is made of two archives, once
+            calls.clear()
+            shards, saved = written(tmp_path / "shards", values)
+            assert saved == saves
+            assert len(calls) == 1 or at_once
+            assert shards == [saved_by(torch.save, value) for value in values]
+
+
+def test_tensors_of_all_kinds_are_written_as_torch_saves_them() -> None:
+    """To the byte."""
+    dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64]
+    dtypes += [torch.bool, torch.uint8, torch.uint16, torch.int64]
+    shapes = [(), (1,), (3, 4), (2, 1, 5), (0,), (2, 0)]
+    values = [torch.randint(2, shape).to(dtype) for dtype in dtypes for shape in shapes for _ in range(2)]
+    base = torch.randn(6, 4, dtype=torch.complex64)
+    values += [base, base.T, base[::2], base[1:3], base[:1].expand(6, 4), base.real, base.conj(), base.conj().imag]
+    values += [
+        torch.as_strided(base, (1, 24), (7, 1)),
+        torch.as_strided(base, (2, 12), (11, 1), 1),
+        base.clone().requires_grad_(),
+    ]
+    values += [torch.nn.Parameter(base), torch.nn.Parameter(base, requires_grad=False)]
+    values += [torch.randn(archives.LARGEST // 4 + more) for more in (0, 1)]
+    values[0].note = "kept"  # type: ignore[attr-defined]
+    for value in values:
+        assert saved_by(archives.write_tensor, value) == saved_by(torch.save, value), (value.dtype, value.shape)
+
+
+@pytest.mark.parametrize("unlike", ["sums", "end"])
+def test_torch_saves_the_shards_if_its_archives_are_not_as_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlike: str
+) -> None:
+    values, save, numbers = [torch.randn(5) for _ in range(10)], torch.save, itertools.count()
+
+    def numbered(value: torch.Tensor, file: Any) -> None:
+        save(value, file)
+        file.write(bytes([next(numbers)]))
+
+    archives._form.cache_clear()
+    if unlike == "end":
+        monkeypatch.setattr(torch, "save", numbered)
+    torch.serialization.set_crc32_options(unlike != "sums")
+    try:
+        shards, saved = written(tmp_path / "shards", values)
+        assert saved == 2 + 10  # two for the form
+        assert [shard[:1000] for shard in shards] == [saved_by(save, value)[:1000] for value in values]
+        assert unlike == "sums" or [shard[-1] for shard in shards] == list(range(2, 12))
+    finally:
+        torch.serialization.set_crc32_options(True)
+        archives._form.cache_clear()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a full device")

@@ -25,7 +25,7 @@ import lab.run
 from lab import load_run
 from lab.callbacks.base import Callback
 from lab.models.mlp import MLP
-from samebits.checkpoints import load_checkpoint, sharded
+from samebits.checkpoints import load_checkpoint, shard_plan, sharded
 from samebits.checkpoints.integrity import file_sum
 from samebits.errors import ConfigError, CorruptFileError, RunFailed
 from samebits.testing import (
@@ -518,15 +518,15 @@ def test_torch_reads_what_was_saved_and_each_shard_is_written_once(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = torch.save
+    original = shard_plan.write_tensor
 
-    def full(payload: Any, file: Any, *more: Any, **options: Any) -> None:
+    def full(value: Any, file: Any) -> None:
         second = list((tmp_path / "run/checkpoints").glob("last_*3.dcp"))
-        if os.environ.get("RANK") == "1" and second and isinstance(payload, torch.Tensor):
+        if os.environ.get("RANK") == "1" and second:
             raise OSError(28, "No space left on device")
-        original(payload, file, *more, **options)
+        original(value, file)
 
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(shard_plan, "write_tensor", full)
     with pytest.raises(RunFailed, match=r"\.dcp cannot be written: No space left on device \(rank 1\); "):
         start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=10", "trainer.save_every=3",
                   "trainer.eval_every=null")  # fmt: skip

@@ -7,9 +7,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from samebits.children import exited
+from samebits.sweeps.job_process import FAULT, death
 from samebits.testing.processes import wait_for
+from samebits.world.launch import RankLauncher
 
 
 def leave_an_orphan(pid: Path) -> None:
@@ -37,3 +43,48 @@ def test_a_killed_child_has_exited_though_its_own_child_runs(tmp_path: Path) -> 
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
         processes[1].kill()
         processes[1].join()
+
+
+# as Python 3.11 wrote it when the frames of the second thread were freed while it read them
+CUT_SHORT = """Fatal Python error: Bus error
+
+Current thread 0x00007f9cbd4a96c0 (most recent call first):
+  File "bus.py", line 10 in touch
+
+Thread 0x00007f9cbe1bcb80 (most recent call first):
+  File "bus.py", line 6 in rec
+  File "bus.py"Fatal Python error: Segmentation fault
+
+"""
+OTHER = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f9cbd4a96c0 (most recent call first):\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "stack", "said"),
+    [
+        (signal.SIGSEGV, CUT_SHORT, "SIGBUS (a data file was cut short"),
+        (signal.SIGSEGV, OTHER, "SIGSEGV"),
+        (signal.SIGSEGV, "", "SIGSEGV"),
+        (signal.SIGKILL, CUT_SHORT, "SIGKILL"),
+    ],
+)
+def test_a_crash_while_the_stack_is_written_does_not_hide_the_first_error(
+    number: signal.Signals, stack: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of a sweep's job nor of a rank."""
+    (tmp_path / FAULT).write_text(stack)
+    job: Any = SimpleNamespace(directory=tmp_path)
+    assert str(death(job, -number)).startswith(f"the job was killed by {said}")
+    launcher, messages = RankLauncher(), list[str]()
+    rank = {
+        "_processes": [SimpleNamespace(exitcode=-number)],
+        "_heartbeats": SimpleNamespace(said=lambda index: False),
+        "_stacks": [SimpleNamespace(poll=lambda: False)],
+        "_written": [stack],
+        "_record": lambda folder, rank, message, **more: messages.append(message),
+    }
+    for name, value in rank.items():
+        monkeypatch.setattr(launcher, name, value, raising=False)
+    launcher._record_death(tmp_path)
+    (message,) = messages
+    assert message.startswith(f"rank 0 was killed by {said}")

@@ -81,7 +81,7 @@ def bytes_of(payload: Any) -> dict[bool, int]:
 
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
-    if _is_plain(value):
+    if is_plain(value):
         yield (value.to_local() if is_dtensor(value) else value).untyped_storage()
     elif isinstance(value, dict) or type(value) in (list, tuple):
         for held in value.values() if isinstance(value, dict) else value:
@@ -103,7 +103,7 @@ class Copier:
 
     def copy_value(self, value: Any) -> Any:
         """Return a copy of any value. The data of its tensors are copied by `fill`."""
-        if _is_plain(value):
+        if is_plain(value):
             return self.copy_tensor(value)
         if isinstance(value, dict):
             new = copy.copy(value)  # keep the class: a model's state dict has attributes
@@ -148,7 +148,7 @@ class Copier:
         return copied.synchronize
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a tensor is fully described by its storage, offset, shape and strides."""
     kind = type(value) in (Tensor, torch.nn.Parameter) or (isinstance(value, Tensor) and is_dtensor(value))
     return kind and value.layout == torch.strided and not (value.is_quantized or value.is_conj() or value.is_neg())

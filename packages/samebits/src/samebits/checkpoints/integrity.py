@@ -160,8 +160,8 @@ def file_sum(path: Path) -> int:
 class Summing(io.RawIOBase):
     """A file that is written sequentially. `sum` is the CRC-32 of the bytes written so far.
 
-    torch.save writes a tensor in 39 parts. An io.BufferedWriter in front collects them, so that this code, which the
-    training loop waits for, runs once per tensor.
+    A tensor is written in up to 39 parts. An io.BufferedWriter in front collects them, so that this code, which the
+    training loop waits for, runs once per CHUNK.
     """
 
     def __init__(self, file: io.FileIO) -> None:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from samebits.checkpoints.archives import write_tensor
 from samebits.checkpoints.integrity import CHUNK, Summing
 from samebits.shards import is_dtensor, local_parts
 from samebits.world import World
@@ -104,7 +105,7 @@ def write_shards(path: Path, tensors: Mapping[str, Tensor], shards: Sequence[Sha
             if part.untyped_storage().nbytes() != part.nbytes:
                 part = part.clone()  # torch.save writes the whole storage
             first = buffered.tell()
-            torch.save(part, buffered)
+            write_tensor(part, buffered)
             rows.append([number, offsets, sizes, first, buffered.tell() - first])
         buffered.flush()
         os.fsync(file.fileno())

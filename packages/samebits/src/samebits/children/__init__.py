@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Heartbeats,
         abort_hung,
         beat,
+        first_signal,
         has_starter,
         mark_finished,
         note_progress,

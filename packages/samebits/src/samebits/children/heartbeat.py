@@ -24,6 +24,13 @@ LATE_S = 1.0  # seconds of tolerance for a busy machine; less than the time in w
 GAP_S = (
     5.0  # after a longer gap between checks, the parent itself was stopped (Ctrl-Z), and probably the children as well
 )
+# of a process that crashes, by their names in faulthandler's output
+_FAULTS = {
+    "Bus error": signal.SIGBUS,
+    "Aborted": signal.SIGABRT,
+    "Illegal instruction": signal.SIGILL,
+    "Floating point exception": signal.SIGFPE,
+}
 
 
 class Heartbeat(ctypes.Structure):
@@ -137,6 +144,18 @@ def abort_hung(process: Any, wait_s: float = 2.0) -> None:
     if process.is_alive():
         process.kill()
         process.join(wait_s)
+
+
+def first_signal(exit_code: int, stack: str) -> int:
+    """Return the exit code with the signal that faulthandler has written first. stack: its output.
+
+    faulthandler also writes the stacks of other threads. These still run, and may free the frames that it reads. So a
+    process with an error of another kind, e.g. SIGBUS, can end by SIGSEGV.
+    """
+    for name, number in _FAULTS.items():
+        if exit_code == -signal.SIGSEGV and stack.startswith(f"Fatal Python error: {name}"):
+            return -number
+    return exit_code
 
 
 def readable_stack(stack: str) -> str:

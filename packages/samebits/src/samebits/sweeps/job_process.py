@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits import early_signals
-from samebits.children import die_with, mark_finished, readable_stack, register_heartbeat
+from samebits.children import die_with, first_signal, mark_finished, readable_stack, register_heartbeat
 from samebits.errors import DirectoryLockedError, RunFailed
 from samebits.files import no_links, read_text
 from samebits.locks import PATIENCE_S
@@ -45,9 +45,7 @@ def record_unexplained(
         if stopped is not None:
             write_status(job.directory, "interrupted" if stopped == signal.SIGINT else "preempted", signal=stopped.name)
             return True
-        fault = job.directory / FAULT
-        trace = readable_stack(read_text(fault, errors="replace")).strip() if fault.exists() else ""
-        record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{trace}\n")
+        record_failure(job.directory, 0, error, first=True, stack=f"{error}\n{_fault(job).strip()}\n")
         return True
     return False
 
@@ -57,10 +55,17 @@ def is_unended(job: Job) -> bool:
     return job.state() in ("queued", "running")
 
 
-def death(exit_code: int) -> RunFailed:
+def _fault(job: Job) -> str:
+    """Return what faulthandler has written when the job's process crashed, "" if nothing."""
+    fault = job.directory / FAULT
+    return readable_stack(read_text(fault, errors="replace")) if fault.exists() else ""
+
+
+def death(job: Job, exit_code: int) -> RunFailed:
     """Return the error for a job's process that ended without an error record. exit_code: negative for a signal."""
     if exit_code >= 0:
         return RunFailed(f"the job ended with status {exit_code}, without an error record; see {OUTPUT}")
+    exit_code = first_signal(exit_code, _fault(job))
     return RunFailed(f"the job was killed by {signal.Signals(-exit_code).name}{LIKELY_CAUSES.get(-exit_code, '')}")
 
 

@@ -158,7 +158,8 @@ class Pool(Launch):
         asked = self._stopped or (signal.SIGTERM if self._ending else None)
         hung = RankLost(running.hung[0]) if running.hung else None
         stopped = None if code == 0 or hung else asked
-        self._ends.append(Ended(running, partial(record_unexplained, job, hung or death(code), stopped, wait_s=0.0)))
+        error = hung or death(job, code)
+        self._ends.append(Ended(running, partial(record_unexplained, job, error, stopped, wait_s=0.0)))
 
     def _record_ends(self) -> None:
         """Record the ends of jobs and give back their leases, as soon as all of their ranks are gone."""

@@ -118,7 +118,7 @@ class Tasks(Launch):
             self._screen.say(f"job {job.number}: {first_line(error)}")
             code = ELSEWHERE
         if code not in (0, ELSEWHERE):
-            record_unexplained(job, death(code), signal.SIGTERM if self._ending else None, DYING_S)
+            record_unexplained(job, death(job, code), signal.SIGTERM if self._ending else None, DYING_S)
         self._tell(job, time.monotonic() - began, "lost" if job.state() == "running" else None)
 
     def _cancel(self) -> None:

@@ -32,6 +32,7 @@ from samebits.children import (
     die_with,
     exited,
     file_offsets,
+    first_signal,
     mark_finished,
     own_offsets,
     readable_stack,
@@ -209,6 +210,7 @@ class RankLauncher:
             rank, code = first_rank(len(self._processes)) + index, process.exitcode
             if code is None or self._heartbeats.said(index):
                 continue  # its end is recorded; gloo's threads may still abort a rank that is ending
+            code = first_signal(code, self._stack(index))
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
             if code >= 0:
                 how += f" ({self._heartbeats.place(index)}), without an error record"
