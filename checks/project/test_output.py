@@ -14,9 +14,12 @@ COMMAND = """
 import sys
 sys.path.insert(0, {src!r})
 import _python
-for _ in range(3):
-    print({text!r}, file=sys.{stream})
-open({done!r}, "w").close()
+def main():
+    for _ in range(3):
+        print({text!r}, file=sys.{stream})
+    open({done!r}, "w").close()
+    sys.exit({status})
+_python.exit_with(main)
 """
 
 
@@ -32,17 +35,18 @@ open({done!r}, "w").close()
         ("stderr", "2>&-", 0, ""),
     ],
 )
-@pytest.mark.parametrize("length", [1, 20_000])
+@pytest.mark.parametrize(("length", "status"), [(1, 0), (20_000, 0), (1, 75)])
 def test_a_command_ends_its_work_if_its_output_is_lost(
-    stream: str, target: str, code: int, says: str, length: int, tmp_path: Path
+    stream: str, target: str, code: int, says: str, length: int, status: int, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
     script = tmp_path / "command.py"
-    script.write_text(COMMAND.format(src=str(ROOT / "src"), text="x" * length, done=str(done), stream=stream))
+    values = {"src": str(ROOT / "src"), "text": "x" * length, "done": str(done), "stream": stream, "status": status}
+    script.write_text(COMMAND.format(**values))
     ended = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{sys.executable} {script} {target}"], capture_output=True, text=True
     )
-    assert (ended.returncode, ended.stderr) == (code, says)
+    assert (ended.returncode, ended.stderr) == (status or code, says)
     assert done.exists()
 
 
