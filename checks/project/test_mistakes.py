@@ -714,6 +714,14 @@ def test_a_mistake_found_after_a_checkpoint_leaves_the_run(tmp_path: Path, monke
     assert list((tmp_path / "a" / "checkpoints").iterdir())
 
 
+def test_hydra_s_traceback_comes_before_the_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = call("trainer.max_step=3")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    status, lines = call("trainer.max_step=3")
+    assert (status, lines[0]) == (2, "Traceback (most recent call last):")
+    assert (status, lines[-1:]) == plain
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sweep", [(), ("-m", "hydra/sweeper=basic", "hydra/launcher=basic")])
 def test_what_is_changed_for_hydra_does_not_reach_a_job(
