@@ -84,9 +84,12 @@ def end() -> None:
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Exit with the status that main returns. Exit with status 1 instead of 0 if stdout was lost."""
+    """Exit with the status that main returns, or 130 after Ctrl-C. Exit with 1 instead of 0 if stdout was lost."""
     try:
-        sys.exit(main())
+        try:
+            sys.exit(main())
+        except KeyboardInterrupt:
+            sys.exit(130)
     except SystemExit as end:
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()

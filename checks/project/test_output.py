@@ -57,6 +57,13 @@ def test_a_command_may_close_its_output(close: str) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
+    code = f"import signal, sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import _python\n"
+    code += "_python.exit_with(lambda: signal.raise_signal(signal.SIGINT))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_a_deleted_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     ended = subprocess.run(
