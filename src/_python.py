@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("hydra", "omegaconf", "torch", "numpy", "h5py", "samebits", "h5rows")
@@ -47,7 +47,7 @@ lost: list[OSError] = []  # errors because of which printed text was lost
 def guard_output() -> None:
     """Discard printed text if stdout or stderr cannot be written, so that a training run does not fail because of it
     and no `except OSError` takes it for an error of the file that it reads. If stdout is lost for another reason than a
-    closed pipe, as with `| head`, print one line to stderr and exit with status 1 at the end."""
+    closed pipe, as with `| head`, print one line to stderr, and let exit_with return status 1 instead of 0."""
 
     def guarded(call: Callable[..., object], stream: TextIO) -> Callable[..., object]:
         def tried(*args: str) -> object:
@@ -81,10 +81,20 @@ def end() -> None:
                 if stat.S_ISREG(os.fstat(one.fileno()).st_mode):  # a pipe may block
                     one.flush()
     gc.freeze()
-    if sys.stdout is not None and not sys.stdout.closed:
-        sys.stdout.flush()
-    if lost:  # at this point only _exit can change the status
-        os._exit(1)
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Exit with the status that main returns, or 130 after Ctrl-C. Exit with 1 instead of 0 if stdout was lost."""
+    try:
+        try:
+            sys.exit(main())
+        except KeyboardInterrupt:
+            sys.exit(130)
+    except SystemExit as end:
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
+        end.code = end.code or int(bool(lost))
+        raise
 
 
 try:

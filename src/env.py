@@ -11,7 +11,7 @@ done, 2 a mistake in the configuration, or data that cannot be opened; the first
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
 import argparse
@@ -49,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

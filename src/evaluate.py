@@ -8,7 +8,7 @@ Overrides change the config of the run. Exit status: 0 done, 2 a mistake in the 
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
 import argparse
@@ -47,4 +47,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

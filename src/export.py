@@ -14,7 +14,7 @@ of the ONNX model differ, 2 a mistake in the arguments, or a model that cannot b
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
 import argparse
@@ -94,4 +94,4 @@ def target_of(args: argparse.Namespace) -> tuple[Path, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

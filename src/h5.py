@@ -7,11 +7,10 @@
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

@@ -10,7 +10,7 @@ runs; use data.fields.y=null if the data have no labels. Exit status: 0 done, 1 
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
 import argparse
@@ -61,4 +61,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

@@ -11,10 +11,9 @@ Exit status: 0 done, 2 a mistake in the arguments, 130 Ctrl-C.
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
-import sys
 
 from lab.project import PROJECT
 from samebits.sweeps.report import report
@@ -26,4 +25,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

@@ -10,10 +10,9 @@ Exit status: 0 complete (or still running), 1 incomplete, 2 a mistake in the arg
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
-import sys
 
 from lab.project import PROJECT
 from samebits.sweeps.report import sync
@@ -25,4 +24,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

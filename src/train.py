@@ -9,7 +9,7 @@ SIGUSR1, SIGUSR2, SIGHUP, process.max_time): saved, to be resumed.
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
 from samebits import early_signals
@@ -28,6 +28,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     try:
-        leave(main())
+        _python.exit_with(lambda: leave(main()))
     finally:
         early_signals.ignore_signals()

@@ -12,7 +12,7 @@ Exit status: 0 done, 1 a trial failed, 2 a mistake in the configuration.
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
 import sys
@@ -30,4 +30,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

@@ -16,10 +16,9 @@ Exit status: 0 equal, 1 different or no weights compared, 2 a mistake in the arg
 
 from __future__ import annotations
 
-import _python  # noqa: F401 - first
+import _python  # first
 
 # isort: split
-import sys
 
 from lab.program import PROGRAM
 from samebits.sweeps.verify import verify_command
@@ -31,4 +30,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _python.exit_with(main)

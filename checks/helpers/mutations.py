@@ -105,7 +105,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/code/source.py", "if elsewhere is None or elsewhere.resolve() in own:",
      "if elsewhere is None or elsewhere:",
      "packages/samebits/tests/runs/test_source.py::test_another_wheel_is_another_code"),
-    ("samebits/code/environment.py", "None if entries is None else bool(entries)", "bool(entries)",
+    ("samebits/code/environment.py", "None if entries is None else bool(entries or diff)", "bool(entries or diff)",
      "packages/samebits/tests/runs/test_record.py::test_no_answer_is_null_and_a_line[no_git]"),
     ("samebits/sweeps/verify/recompute.py", "return self.weights and not any", "return not any",
      "packages/samebits/tests/sweeps/test_verify_facts.py::test_what_compared_no_weights_is_not_equal"),

@@ -213,6 +213,8 @@ VALUES = [
     row("data/transforms=[normalize] data.transforms.normalize.mean=aut", "data.transforms.normalize.mean: expected a list, each item a number or auto, got 'aut'"),
     row("data=synthetic +data/transforms@data.transforms=missing", "data.transforms.missing.columns: are found for data=h5, parquet and huggingface only - give them, such as [0,3]"),
     row("data=h5 data.path=/tmp/rows.parquet", "data.path=/tmp/rows.parquet: is not HDF5 - use data=parquet data.path=/tmp/rows.parquet 'data.fields={x: COLUMN, y: COLUMN}' (docs/parquet.md)"),
+    row("data=mixed +data@data.parts.a=h5 +data.weights.a=1 data.parts.a.path=/tmp/x.csv", "data.parts.a.path=/tmp/x.csv: is not HDF5 - use ./run h5 pack /tmp/x.csv /tmp/x.h5, then data.parts.a.path=/tmp/x.h5 (docs/pack_data.md)"),
+    row("data=mixed +data@data.parts.a=h5 +data.weights.a=1 data.parts.a.path=/tmp/x.parquet", "data.parts.a.path=/tmp/x.parquet: is not HDF5 - use +data@data.parts.a=parquet data.parts.a.path=/tmp/x.parquet 'data.parts.a.fields={x: COLUMN, y: COLUMN}' (docs/parquet.md)"),
     row("data/transforms=[mixup] data.transforms.mixup.alpha=0", "data.transforms.mixup.alpha: must be > 0, got 0"),
     row("trainer.clip_norm=-1", "trainer.clip_norm: must be > 0, got -1.0"),
     row("trainer.ema_decay=1.5", "trainer.ema_decay: must be < 1, got 1.5"),
@@ -287,7 +289,7 @@ YAMLS = [
     *(
         in_yaml(f"{group}/new", content, line)
         for (group, line), content in zip({
-            "data": "model.input_shape: there is no key data.input_shape, to which ${data.input_shape} refers",
+            "data": "FILE: is empty, so model.input_shape: there is no key data.input_shape, to which ${data.input_shape} refers",
             "model": "model: needs a _target_, the import path of a class, got a mapping",
             "task": "task: needs a _target_, the import path of a class, got a mapping",
             "optim": "optim.schedule: is missing - begin FILE with `defaults: [/optim_defaults@_here_, schedule: cosine]`",
@@ -712,6 +714,14 @@ def test_a_mistake_found_after_a_checkpoint_leaves_the_run(tmp_path: Path, monke
     with pytest.raises(ConfigError, match=r"task\.metrics\.accuracy: wrong"):
         start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2")
     assert list((tmp_path / "a" / "checkpoints").iterdir())
+
+
+def test_hydra_s_traceback_comes_before_the_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = call("trainer.max_step=3")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    status, lines = call("trainer.max_step=3")
+    assert (status, lines[0]) == (2, "Traceback (most recent call last):")
+    assert (status, lines[-1:]) == plain
 
 
 @pytest.mark.slow

@@ -14,9 +14,12 @@ COMMAND = """
 import sys
 sys.path.insert(0, {src!r})
 import _python
-for _ in range(3):
-    print({text!r}, file=sys.{stream})
-open({done!r}, "w").close()
+def main():
+    for _ in range(3):
+        print({text!r}, file=sys.{stream})
+    open({done!r}, "w").close()
+    sys.exit({status})
+_python.exit_with(main)
 """
 
 
@@ -32,17 +35,18 @@ open({done!r}, "w").close()
         ("stderr", "2>&-", 0, ""),
     ],
 )
-@pytest.mark.parametrize("length", [1, 20_000])
+@pytest.mark.parametrize(("length", "status"), [(1, 0), (20_000, 0), (1, 75)])
 def test_a_command_ends_its_work_if_its_output_is_lost(
-    stream: str, target: str, code: int, says: str, length: int, tmp_path: Path
+    stream: str, target: str, code: int, says: str, length: int, status: int, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
     script = tmp_path / "command.py"
-    script.write_text(COMMAND.format(src=str(ROOT / "src"), text="x" * length, done=str(done), stream=stream))
+    values = {"src": str(ROOT / "src"), "text": "x" * length, "done": str(done), "stream": stream, "status": status}
+    script.write_text(COMMAND.format(**values))
     ended = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{sys.executable} {script} {target}"], capture_output=True, text=True
     )
-    assert (ended.returncode, ended.stderr) == (code, says)
+    assert (ended.returncode, ended.stderr) == (status or code, says)
     assert done.exists()
 
 
@@ -51,6 +55,13 @@ def test_a_command_may_close_its_output(close: str) -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import _python; {close}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
+    code = f"import signal, sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import _python\n"
+    code += "_python.exit_with(lambda: signal.raise_signal(signal.SIGINT))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")
 
 
 def test_a_deleted_folder_is_named(tmp_path: Path) -> None:

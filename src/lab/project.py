@@ -134,16 +134,17 @@ def _check_is_hdf5(key: str, path: Any) -> None:
     path = path[0] if isinstance(path, Sequence) and path and not isinstance(path, str) else path
     if not isinstance(path, str) or "://" in path:
         return
-    place, fields = Path(path), "data.fields={x: COLUMN, y: COLUMN}"
+    place, fields = Path(path), f"{key}.fields={{x: COLUMN, y: COLUMN}}"
+    option = key if key == "data" else f"+data@{key}"
     is_folder, suffix = place.is_dir(), place.suffix.lower()
     if suffix == ".parquet" or (is_folder and any(place.rglob("*.parquet"))):
-        remedy = f"{shlex.join(['data=parquet', f'data.path={path}', fields])} (docs/parquet.md)"
+        remedy = f"{shlex.join([f'{option}=parquet', f'{key}.path={path}', fields])} (docs/parquet.md)"
     elif suffix == ".arrow" or any((place / name).is_file() for name in ("state.json", "dataset_dict.json")):
         folder = path if is_folder else str(place.parent)
-        remedy = f"{shlex.join(['data=huggingface', f'data.path={folder}', fields])} (docs/parquet.md)"
+        remedy = f"{shlex.join([f'{option}=huggingface', f'{key}.path={folder}', fields])} (docs/parquet.md)"
     elif suffix in PACKED and not (place.is_file() and is_hdf5(path)):
         made = str(place.with_suffix(".h5"))
-        remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then data.path={made} (docs/pack_data.md)"
+        remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then {key}.path={made} (docs/pack_data.md)"
     else:
         return
     raise ConfigError(f"{key}.path={path}: is not HDF5 - use {remedy}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -328,6 +329,16 @@ def test_what_follows_from_a_changed_value_must_be_given_too(run: Path) -> None:
     cfg.model.num_outputs = 128
     check_followers(PROGRAM, cfg, {}, list(SHORT), ["data.num_outputs", "model.num_outputs"])
     check_followers(PROGRAM, cfg, {}, ["no_such=group"], ["data.num_outputs"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [0, 1, 2, 3])
+def test_a_new_run_on_a_full_disk_is_one_line_and_leaves_nothing(small_disk: Path, free: int) -> None:
+    fill_disk(small_disk)
+    os.truncate(small_disk / "filler", (small_disk / "filler").stat().st_size - free * os.sysconf("SC_PAGESIZE"))
+    with pytest.raises(ConfigError, match=r"run: cannot be written: No space left on device$"):
+        start_run(small_disk / "run", *QUICK, "trainer.max_steps=2")
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from h5rows import Dataset
+from h5rows import Dataset, command
 from h5rows.errors import machine_fault
 from h5rows.importers.files import read_sample
 from h5rows.integration import open_h5
@@ -78,3 +78,19 @@ def test_whatever_reading_meets_is_told_as_it_is(tmp_path: Path, number: int, mo
             with pytest.raises(Exception, match=f"cannot be opened: {os.strerror(number)}: "):
                 Dataset(str(tmp_path / "a.h5"), {"x": "x"}, "train", {"train": {"group": "train"}})
     assert machine_fault(ValueError("not an HDF5 file")) is None
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a full device")
+@pytest.mark.parametrize("buffering", [1, -1])  # the first line fails, or the end of the command
+def test_output_that_is_lost_is_no_error_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], buffering: int
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros(3)
+    monkeypatch.setattr("sys.argv", ["h5rows", "inspect", str(tmp_path / "a.h5")])
+    with open("/dev/full", "w", buffering=buffering) as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert command.run() == 1
+    assert capsys.readouterr().err == "error: cannot write to the standard output: No space left on device\n"
+    monkeypatch.setattr("sys.stdout", None)
+    assert command.run() == 0

@@ -17,9 +17,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from typing import Any
 
 from h5rows.errors import ConfigError, clean, first_line
 from h5rows.options import PackOptions, RepackOptions
@@ -211,6 +212,36 @@ def as_options(text: str) -> str:
     return ARGUMENT.sub(option, text)
 
 
+class OutputLost(Exception):
+    """The standard output cannot be written. It is no OSError, which would count as an error of the file being read."""
+
+
+@contextmanager
+def telling_output_errors() -> Iterator[None]:
+    """Raise OutputLost if the standard output cannot be written within this block, except for a closed pipe."""
+    stream = sys.stdout
+
+    def telling(call: Callable[..., Any]) -> Callable[..., Any]:
+        def tried(*args: str) -> Any:
+            try:
+                return call(*args)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise OutputLost(f"cannot write to the standard output: {error.strerror}") from error
+
+        return tried
+
+    calls = {name: getattr(stream, name) for name in ("write", "flush")}
+    for name, call in calls.items():
+        setattr(stream, name, telling(call))
+    try:
+        yield
+    finally:
+        for name, call in calls.items():
+            setattr(stream, name, call)
+
+
 def run(
     command: tuple[str, ...] = calling.command,
     reading: Reading = calling.reading,
@@ -222,12 +253,15 @@ def run(
     command: the words that start this program. reading, training: return the printed lines that read a packed file, and
     that train on any other HDF5 file. varying: how this program makes batches of rows of different length."""
     calling.command, calling.reading, calling.training, calling.varying = command, reading, training, varying
+    if sys.stdout is None:  # closed by `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
     for stream in (sys.stdout, sys.stderr):  # an ASCII terminal gets other characters as \\u6a21
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = main(sys.argv[1:])
-        sys.stdout.flush()
+        with telling_output_errors():
+            status = main(sys.argv[1:])
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -235,7 +269,7 @@ def run(
     except ConfigError as error:
         print(f"error: {clean(as_options(str(error)))}", file=sys.stderr)
         return 2
-    except (OSError, MemoryError) as error:
+    except (OutputLost, OSError, MemoryError) as error:
         with suppress(OSError):  # drop buffered output, which a full disk cannot take
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"error: {clean(first_line(error))}", file=sys.stderr)

@@ -6,6 +6,7 @@ Each rank appends its batches to a `Part`; `assemble` merges the parts to .h5, .
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,13 +25,52 @@ Spec = dict[str, tuple[tuple[int, ...], str]]  # {field: (shape, dtype)}
 BLOCK = 1 << 24  # bytes of the largest field per merged block
 
 
+class _Disk(io.FileIO):
+    """A new file for HDF5, which crashes or raises again at its end if a write fails (SIGSEGV with HDF5 1.14 and 2.0).
+
+    A failed write is reported by `check`; HDF5 does not notice it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w+")
+        self._lost: OSError | None = None
+
+    def check(self) -> None:
+        """Raise the OSError of the first write that failed."""
+        if self._lost is not None:
+            raise self._lost
+
+    def write(self, data: Any) -> int:
+        """Write all bytes, until a write fails."""
+        rest = memoryview(data).cast("B")
+        try:
+            while self._lost is None and rest:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self._lost = error
+        return memoryview(data).nbytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size of the file."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self._lost = self._lost or error
+            return size or 0
+
+    def readinto(self, data: Any) -> int:
+        """Read, as if the bytes that could not be written were there."""
+        count = super().readinto(data)
+        return count if self._lost is None else memoryview(data).nbytes
+
+
 class Part:
     """The predictions of one rank, in a separate file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with _written(path):
-            self._file = h5py.File(path, "w")
+            self._disk = _Disk(path)
+            self._file = h5py.File(self._disk, "w")
 
     def append(self, rows: np.ndarray, fields: Mapping[str, Any]) -> None:
         """Append a batch. rows: (B,) int64. fields: {name: array (B, ...) or list of B
@@ -59,11 +99,13 @@ class Part:
             with _written(self._path):
                 held.resize(size + len(array), axis=0)
                 held[size:] = array
+                self._disk.check()
 
     def close(self) -> None:
         """Close the file."""
-        with _written(self._path):
-            self._file.close()
+        self._file.close()
+        with _written(self._path), self._disk as disk:
+            disk.check()
 
 
 @contextmanager
@@ -149,14 +191,17 @@ def _blocks(files: list[h5py.File], spec: Spec) -> Iterator[tuple[int, dict[str,
 
 
 def _write_h5(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:
-    with h5py.File(path, "w") as file:
-        for name, (shape, kind) in spec.items():
-            file.create_dataset(name, shape, h5py.string_dtype() if kind == "text" else kind)
-        for begin, block in blocks:
-            for name, array in block.items():
-                file[name][begin : begin + len(array)] = array
-        for name, value in attributes.items():
-            file.attrs[name] = value
+    with _Disk(path) as disk:
+        with h5py.File(disk, "w") as file:
+            for name, (shape, kind) in spec.items():
+                file.create_dataset(name, shape, h5py.string_dtype() if kind == "text" else kind)
+            for begin, block in blocks:
+                for name, array in block.items():
+                    file[name][begin : begin + len(array)] = array
+                disk.check()
+            for name, value in attributes.items():
+                file.attrs[name] = value
+        disk.check()
 
 
 def _write_npz(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:

@@ -67,7 +67,9 @@ def answer_of(
     return done.stdout
 
 
-def git(folder: Path, *arguments: str, stdin: bytes = b"", index: Path | None = None) -> bytes:
+def git(
+    folder: Path, *arguments: str, stdin: bytes = b"", index: Path | None = None, limit_s: float | None = None
+) -> bytes:
     """Return the output of git in a folder, the same for every user. Raise NoAnswer if it fails.
 
     Variables such as GIT_DIR, which git sets in a hook, are removed. index: a file to use instead of the repository's
@@ -77,7 +79,7 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"", index: Path | None = 
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(KEPT)}
     env |= {"GIT_INDEX_FILE": str(index)} if index else {}
     command = ["git", "--no-pager", "--no-optional-locks", *settings, "-C", str(folder), *arguments]
-    return answer_of(command, stdin, env=env)
+    return answer_of(command, stdin, limit_s, env)
 
 
 def slurm(command: list[str]) -> str:

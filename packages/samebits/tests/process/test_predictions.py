@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +13,7 @@ import pytest
 
 from samebits import predictions
 from samebits.checkpoints import trained
-from samebits.errors import ConfigError, file_error
+from samebits.errors import ConfigError, RunFailed, file_error
 
 
 @pytest.mark.parametrize("lanes", [1, 5])
@@ -30,6 +34,43 @@ def test_rows_are_in_order_whatever_the_order_and_the_size_of_the_parts(
     assert found["row"].tolist() == list(range(50))
     np.testing.assert_array_equal(found["output"], values)
     assert found["text"].tolist() == texts
+
+
+def test_a_full_disk_ends_any_write_with_a_line(tmp_path: Path) -> None:
+    """In a process of its own, because HDF5 may crash. The limit of a file's size is its full disk."""
+    part, target = tmp_path / "parts/0.h5", tmp_path / "all.h5"
+    part.parent.mkdir()
+    writes: tuple[tuple[Path, Callable[[], object]], ...] = (
+        (part, lambda: write_rows(part)),
+        (target, lambda: predictions.assemble([part], target, {"split": "test"})),
+    )
+
+    def write_all() -> None:
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        for file, write in writes:
+            write()
+            whole = file.read_bytes()
+            for room in range(0, len(whole), len(whole) // 40):
+                file.unlink()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+                with pytest.raises(RunFailed, match=r"cannot be written.*: File too large"):
+                    write()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+                write()
+                assert file.read_bytes() == whole
+        assert sorted(tmp_path.rglob("*")) == [target, part.parent, part]
+
+    child = multiprocessing.get_context("fork").Process(target=write_all)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+def write_rows(path: Path) -> None:
+    with closing(predictions.Part(path)) as part:
+        for first in range(0, 320, 32):
+            rows = np.arange(first, first + 32)
+            part.append(rows, {"output": rows[:, None] * np.ones(20), "text": [f"text {row}" for row in rows]})
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_work(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -218,6 +219,11 @@ def ignored_by_its_user(project: Path) -> None:
     (project / "of_local.py").write_text("x = 1\n")
 
 
+def ignored_code(project: Path) -> None:
+    ignored_by_its_user(project)
+    (project / "src/of_local.py").write_text("x = 1\n")
+
+
 def with_a_stash(project: Path) -> None:
     edit(project)
     git(project, "stash", "--include-untracked")
@@ -251,6 +257,7 @@ def without_a_commit(project: Path) -> None:
         (as_it_is, False, 2),
         (detached, False, 2),
         (ignored_by_its_user, False, 2),
+        (ignored_code, True, 9),
         (with_a_stash, False, 2),
         (beside_the_project, True, 6),
         (within_a_submodule, True, 5),
@@ -275,7 +282,14 @@ def test_git_is_called_rarely(
     assert len(calls) <= most, calls
     commit = None if change is without_a_commit else git(project, "rev-parse", "HEAD").decode().strip()
     assert (known.environment["git_commit"], known.environment["git_dirty"]) == (commit, dirty)
-    assert bool(known.diff) == (change is edited)
+    assert bool(known.diff) == (change in (edited, ignored_code))
+
+
+def git_as(script: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "bin").mkdir()
+    (project / "bin/git").write_text(f"#!/bin/sh\n{script}\n")
+    (project / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project / 'bin'}:{os.environ['PATH']}")
 
 
 def no_git(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -285,10 +299,7 @@ def no_git(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def of_another_owner(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("GIT_CONFIG_COUNT", "0")
-    (project / "bin").mkdir()
-    (project / "bin/git").write_text("#!/bin/sh\nprintf 'fatal: dubious\\n\\tgit config --add safe\\n' >&2\nexit 128\n")
-    (project / "bin/git").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{project / 'bin'}:{os.environ['PATH']}")
+    git_as("printf 'fatal: dubious\\n\\tgit config --add safe\\n' >&2; exit 128", project, monkeypatch)
     return "fatal: dubious git config --add safe"
 
 
@@ -298,14 +309,23 @@ def no_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def too_slow(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (project / "git").write_text("#!/bin/sh\nexec sleep 60\n")
-    (project / "git").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
-    monkeypatch.setattr("samebits.programs.LIMIT_S", 0.2)
+    git_as("exec sleep 60", project, monkeypatch)
+    for name in ("programs.LIMIT_S", "code.environment.QUICK_S"):
+        monkeypatch.setattr(f"samebits.{name}", 0.2)
     return "git did not answer within"
 
 
-@pytest.mark.parametrize("refuse", [no_git, of_another_owner, no_repository, too_slow])
+def that_says_more(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    git_as(f'echo module git is loaded; exec {shutil.which("git")} "$@"', project, monkeypatch)
+    return "git status printed 'module git is loaded"
+
+
+def silent(project: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    git_as("true", project, monkeypatch)
+    return "git status printed ''"
+
+
+@pytest.mark.parametrize("refuse", [no_git, of_another_owner, no_repository, too_slow, that_says_more, silent])
 def test_no_answer_is_null_and_a_line(
     project: Path, refuse: Callable[[Path, pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture, home: Path,
@@ -323,6 +343,15 @@ def test_no_answer_is_null_and_a_line(
     assert str(before).startswith("no commit, files ")
     (project / "src/lab/loop.py").write_text("changed\n")
     assert before != code_here(project)
+
+
+def test_a_damaged_index_leaves_the_commit(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (project.parent / ".git/index").write_bytes(b"x")
+    known = surroundings(project).environment
+    commit = git(project, "rev-parse", "HEAD").decode().strip()
+    assert (known["git_commit"], known["git_dirty"]) == (commit, None)
+    (line,) = caplog.messages
+    assert line.startswith("environment.json contains null for git_dirty: fatal: ")
 
 
 def test_what_is_not_known_equals_nothing(tmp_path: Path) -> None:

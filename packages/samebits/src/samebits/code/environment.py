@@ -51,14 +51,14 @@ class Surroundings(NamedTuple):
 def surroundings(root: Path) -> Surroundings:
     """Return the environment and the uncommitted changes. Log a warning if git does not answer."""
     commit, entries = _status(root)
-    known = environment(root, commit, None if entries is None else bool(entries))
-    if commit is None:
-        return Surroundings(known, "")
-    try:
-        return Surroundings(known, uncommitted(root, entries))
-    except NoAnswer as error:
-        _say(f"{DIFF}: not written, so uncommitted changes cannot be restored later: {error}")
-        return Surroundings(known, "")
+    diff = ""
+    if commit is not None and entries is not None:
+        try:
+            diff = uncommitted(root, entries)
+        except NoAnswer as error:
+            _say(f"{DIFF}: not written, so uncommitted changes cannot be restored later: {error}")
+    # git lists no file that its user ignores, but the patch has those in folders of code
+    return Surroundings(environment(root, commit, None if entries is None else bool(entries or diff)), diff)
 
 
 class Code(NamedTuple):
@@ -172,7 +172,7 @@ def _code(facts: dict[str, Any], diff: str) -> Code:
     return code._replace(changes=code.of_project.short) if changed or commit is None else code
 
 
-def uncommitted(root: Path, entries: tuple[bytes, ...] | None) -> str:
+def uncommitted(root: Path, entries: tuple[bytes, ...]) -> str:
     """Return a patch from the commit to the current files, including new files, and the names of files that are left
     out: large binary files, and new files that are large, binary or hidden (.env may contain secrets). Raise NoAnswer
     if git fails. entries: of `_status`."""
@@ -219,26 +219,38 @@ STATUS = (
     "status", "--porcelain=v2", "--branch", "--no-ahead-behind", "-z", "--untracked-files=normal",
     "--ignore-submodules=none",
 )  # fmt: skip
+COMMIT = re.compile(rb"([0-9a-f]{40,64})\n")
+BRANCH = re.compile(rb"# branch\.oid (?:([0-9a-f]{40,64})|\(initial\))")
+QUICK_S = 5.0
 CODE = ("src", f":(glob){VENDORED}/*/src/**")  # for git; see code_folders
 
 
 def _status(root: Path) -> tuple[str | None, tuple[bytes, ...] | None]:
     """Return the commit, and git's entries of changed files and, beginning with "? ", of new files or their folders;
-    None if git does not answer."""
-    found = _asked(root, *STATUS)
-    lines = (found or b"").split(b"\0")
-    commit = re.match(rb"# branch\.oid ([0-9a-f]+)$", lines[0])
-    # without a commit, or with a damaged index, the status has none
-    oid = commit[1] if commit else _asked(root, "log", "-1", "--format=%H")
-    entries = tuple(line for line in lines if line and not line.startswith(b"# "))
-    return oid.decode().strip() if oid else None, None if found is None else entries
+    None, with a warning, for what git does not tell."""
+    entries, reason = None, "the repository has no commit"
+    try:
+        first, *lines = git(root, *STATUS).split(b"\0")
+        commit = BRANCH.fullmatch(first)
+        if commit is None:  # a script in place of git that prints more
+            raise NoAnswer(f"git status printed {os.fsdecode(first[:80])!r}")
+        entries = tuple(line for line in lines if line and not line.startswith(b"# "))
+    except NoAnswer as error:
+        reason = str(error)
+        commit = None
+        with suppress(NoAnswer):  # the commit is known if only the index is damaged, or the files are read too slowly
+            commit = COMMIT.fullmatch(git(root, "log", "-1", "--format=%H", limit_s=QUICK_S))
+    oid = commit[1].decode() if commit and commit[1] else None
+    if unknown := [key for key, value in (("git_commit", oid), ("git_dirty", entries)) if value is None]:
+        _say(f"{ENVIRONMENT} contains null for {' and '.join(unknown)}: {reason}")
+    return oid, entries
 
 
-def _new_names(root: Path, entries: tuple[bytes, ...] | None) -> list[str]:
+def _new_names(root: Path, entries: tuple[bytes, ...]) -> list[str]:
     """Return the files that are not in git and not ignored. In folders of code only the project's own ignore rules
     count, not the user's. Log a warning about files that git was told to ignore. entries: of `_status`."""
     found = b""
-    if entries is None or any(entry.startswith(b"? ") for entry in entries):
+    if any(entry.startswith(b"? ") for entry in entries):
         found = git(root, "ls-files", "--others", "-z", "--exclude-standard")
     tracked_and_new = ("-v", "--cached", "--others", "--exclude-per-directory=.gitignore")
     tags = git(root, "ls-files", "-z", *tracked_and_new, "--", *CODE).split(b"\0")
@@ -349,15 +361,6 @@ def _installed(path: tuple[str, ...]) -> list[tuple[metadata.Distribution, list[
 def _name_and_version(one: metadata.Distribution) -> tuple[str, str]:
     found = one.metadata  # parsed again at each access
     return found["Name"], found["Version"]
-
-
-def _asked(root: Path, *arguments: str) -> bytes | None:
-    """Return the output of git; None, with a warning, if it fails."""
-    try:
-        return git(root, *arguments)
-    except NoAnswer as error:
-        _say(f"git did not answer, so {ENVIRONMENT} contains null for the commit: {error}")
-        return None
 
 
 def by_code(found: Iterable[tuple[int, Code]]) -> str:

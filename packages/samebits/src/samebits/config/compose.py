@@ -13,6 +13,7 @@ import re
 import secrets
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,8 +107,10 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
         with _full_error("1"), contextlib.nullcontext() if args.multirun or HYDRA_14 else composed_once():
             run(args)  # type: ignore[call-arg]
     except Exception as error:
-        if shown == "1" or (line := explain(project, error, sys.argv[1:], composed)) is None:
+        if (line := explain(project, error, sys.argv[1:], composed)) is None:
             raise
+        if shown == "1":
+            traceback.print_exception(error)
         raise ConfigError(line if for_a_run(project, arguments) == arguments else line.replace("++", "")) from error
 
 

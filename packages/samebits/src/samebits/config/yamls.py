@@ -266,9 +266,12 @@ def missing_defaults(error: str, choices: Mapping[str, Any], argv: Sequence[str]
 
     The entries are those of the option that train.yaml chooses: the yaml with the group's common keys, and the group
     inside it that the error names."""
-    named = re.match(r"(\w+)\.(\w+): is missing - set ", error)
+    referred = re.search(r": there is no key (\w+)\.(\w+), to which ", error)
+    named = referred or re.match(r"(\w+)\.(\w+): is missing - set ", error)
     if named is None or (found := read(f"{named[1]}/{choices.get(named[1])}", argv, conf)) is None:
         return error
+    if referred:
+        return error if found[1] else f"{found[0]}: is empty, so {error}"
     group, name = named[1], named[2]
     usual = content_of(f"{group}/{entries(content_of('train', argv, conf)).get(group)}", argv, conf)
     own, file = entries(found[1]), found[0]

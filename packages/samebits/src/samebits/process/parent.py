@@ -88,7 +88,11 @@ def start(
             check_stop(program, run_dir, process.stop_at_step, overrides)
             reopen_directory(program, run_dir, cfg, overrides)
         else:
-            fill_directory(program, run_dir, cfg, overrides)
+            try:
+                fill_directory(program, run_dir, cfg, overrides)
+            except OSError as error:  # a full disk
+                empty_directory(run_dir, keep=foreign)
+                raise ConfigError(f"hydra.run.dir={run_dir}: cannot be written: {error.strerror or error}") from error
         keep_versions(run_dir, versions)
         for line in keep_files(program.root, run_dir, cfg, begins=not has_trained(run_dir)):
             print(line, file=sys.stderr)

@@ -132,22 +132,28 @@ def reopen_directory(project: Project, directory: Path, cfg: DictConfig, overrid
         files = {name: read_file(directory / name) for name in UNDONE if (directory / name).exists()}
         temporary = directory / f"{BEFORE}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
         try:
+            temporary.mkdir()
             for name, content in files.items():
                 (temporary / name).write_bytes(content)
         except OSError as error:  # a full disk
             shutil.rmtree(temporary, ignore_errors=True)
-            raise RunFailed(
-                f"{directory} cannot be resumed: {error.strerror or error}; nothing was changed (see "
-                "docs/troubleshooting.md#disk-full)"
-            ) from error
+            raise _unchanged(directory, error) from error
         temporary.replace(directory / BEFORE)
     try:
         _reopen(project, directory, cfg, overrides)
-    except Exception:  # a damaged environment.json, a full disk
+    except Exception as error:  # a damaged environment.json, a full disk
         undo_resume(directory)
+        if isinstance(error, OSError):
+            raise _unchanged(directory, error) from error
         raise
+
+
+def _unchanged(directory: Path, error: OSError) -> RunFailed:
+    return RunFailed(
+        f"{directory} cannot be resumed: {error.strerror or error}; nothing was changed (see "
+        "docs/troubleshooting.md#disk-full)"
+    )
 
 
 def _reopen(project: Project, directory: Path, cfg: DictConfig, overrides: list[str]) -> None:
