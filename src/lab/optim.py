@@ -18,7 +18,7 @@ from samebits.errors import ConfigError
 from samebits.schema import regex
 from samebits.shards import is_dtensor
 from samebits.steps import FUSED
-from samebits.torch_private import lean_step
+from samebits.torch_private import lean_step, needs_no_closure
 
 # factor(step, total_steps) -> learning rate of step `step` / peak rate. step: from 0, including skipped steps
 Factor = Callable[[int, int], float]
@@ -334,11 +334,6 @@ def unreached_points(schedule: Schedule) -> list[str]:
 
 def check_closure(optimizer: Optimizer, key: str = "optim") -> None:
     """Raise ConfigError if the optimizer, or a part of it, needs a closure. key: its config key, for the message."""
-    step = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if step is not None and step.default is inspect.Parameter.empty:
-        raise ConfigError(
-            f"{key}: {type(optimizer).__name__} needs a task whose train_step passes a closure: "
-            "optimizer_step.update(objective, closure) - use such a task, or another optimizer (optim=adamw)"
-        )
+    needs_no_closure(type(optimizer), key)
     for part in getattr(optimizer, "parts", ()):
         check_closure(part, key)

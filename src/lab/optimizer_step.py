@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lab.optim import check_closure
 from lab.options import TrainerConfig
 from lab.state import TrainState, may_skip
 from lab.tasks.base import Batch, Task, losses_key, overrides
@@ -390,12 +389,7 @@ def update(optimizer: Optimizer, non_finite: Tensor | None, closure: Callable[[]
             return
     with on_shards(optimizer):
         # not scaler.step: the gradients are unscaled already, and non_finite is known
-        try:
-            lean_step(optimizer) if closure is None else closure_step(optimizer, closure)
-        except TypeError:
-            if closure is None:
-                check_closure(optimizer)  # names the cause, if the task's train_step should have passed a closure
-            raise
+        lean_step(optimizer) if closure is None else closure_step(optimizer, closure)
 
 
 def match_strides(parameters: Iterable[nn.Parameter]) -> None:

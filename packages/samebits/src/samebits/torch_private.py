@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from samebits.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -40,6 +42,7 @@ def lean_step(optimizer: Optimizer) -> None:
     optimizer.step itself is called if its wrappers have an effect: hooks of the optimizer or of all optimizers, a
     profiler that is recording, a `step` that was replaced.
     """
+    needs_no_closure(type(optimizer))
     if not steps_bare(optimizer):
         optimizer.step()
         return
@@ -47,6 +50,17 @@ def lean_step(optimizer: Optimizer) -> None:
 
     with torch.set_grad_enabled(False):  # no_grad is 7 Python calls, this is 3
         _bare_step(type(optimizer))(optimizer)  # type: ignore[arg-type]
+
+
+@functools.cache
+def needs_no_closure(kind: Any, key: str = "optim") -> None:
+    """Raise ConfigError if optimizers of this class need a closure. key: the config key of the optimizer."""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"{key}: {kind.__name__} needs a task whose train_step passes a closure: "
+            "optimizer_step.update(objective, closure) - use such a task, or another optimizer (optim=adamw)"
+        )
 
 
 @functools.cache

@@ -19,6 +19,7 @@ RunFailed for a full disk.
     checkpoint        the checkpoint files of a run; load weights into a model
     sharded           checkpoints of sharded models
     shard_plan        which shards each rank writes, and the index of all shards
+    archives          write small tensors as torch.save does, faster
     integrity         checksums, and reading of files that may be damaged
     background        write a copy in a thread while training continues
     buffers           find tensors that a checkpoint would not contain, and buffers that are not finite
