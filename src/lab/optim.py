@@ -334,6 +334,6 @@ def unreached_points(schedule: Schedule) -> list[str]:
 
 def check_closure(optimizer: Optimizer, key: str = "optim") -> None:
     """Raise ConfigError if the optimizer, or a part of it, needs a closure. key: its config key, for the message."""
-    needs_no_closure(type(optimizer), key)
+    needs_no_closure(type(optimizer), key)  # type: ignore[arg-type]
     for part in getattr(optimizer, "parts", ()):
         check_closure(part, key)

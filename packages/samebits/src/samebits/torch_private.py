@@ -42,7 +42,7 @@ def lean_step(optimizer: Optimizer) -> None:
     optimizer.step itself is called if its wrappers have an effect: hooks of the optimizer or of all optimizers, a
     profiler that is recording, a `step` that was replaced.
     """
-    needs_no_closure(type(optimizer))
+    needs_no_closure(type(optimizer))  # type: ignore[arg-type]
     if not steps_bare(optimizer):
         optimizer.step()
         return
@@ -53,7 +53,7 @@ def lean_step(optimizer: Optimizer) -> None:
 
 
 @functools.cache
-def needs_no_closure(kind: Any, key: str = "optim") -> None:
+def needs_no_closure(kind: type[Optimizer], key: str = "optim") -> None:
     """Raise ConfigError if optimizers of this class need a closure. key: the config key of the optimizer."""
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
