@@ -6,8 +6,9 @@ Each rank appends its batches to a `Part`; `assemble` merges the parts to .h5, .
 
 from __future__ import annotations
 
-import io
+import errno
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,44 +24,7 @@ FORMATS = (".h5", ".hdf5", ".npz", ".parquet")
 ROW = "row"  # (N,) int64: the sample's row in the split
 Spec = dict[str, tuple[tuple[int, ...], str]]  # {field: (shape, dtype)}
 BLOCK = 1 << 24  # bytes of the largest field per merged block
-
-
-class _Disk(io.FileIO):
-    """A new file for HDF5, which crashes or raises again at its end if a write fails (SIGSEGV with HDF5 1.14 and 2.0).
-
-    A failed write is reported by `check`; HDF5 does not notice it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "w+")
-        self._lost: OSError | None = None
-
-    def check(self) -> None:
-        """Raise the OSError of the first write that failed."""
-        if self._lost is not None:
-            raise self._lost
-
-    def write(self, data: Any) -> int:
-        """Write all bytes, until a write fails."""
-        rest = memoryview(data).cast("B")
-        try:
-            while self._lost is None and rest:
-                rest = rest[super().write(rest) :]
-        except OSError as error:
-            self._lost = error
-        return memoryview(data).nbytes
-
-    def truncate(self, size: int | None = None) -> int:
-        """Set the size of the file."""
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self._lost = self._lost or error
-            return size or 0
-
-    def readinto(self, data: Any) -> int:
-        """Read, as if the bytes that could not be written were there."""
-        count = super().readinto(data)
-        return count if self._lost is None else memoryview(data).nbytes
+RESERVE = 1 << 23  # bytes that HDF5 may write later: its chunk caches and metadata
 
 
 class Part:
@@ -69,8 +33,8 @@ class Part:
     def __init__(self, path: Path) -> None:
         self._path = path
         with _written(path):
-            self._disk = _Disk(path)
-            self._file = h5py.File(self._disk, "w")
+            _check_space(path, np.zeros(0))
+            self._file = h5py.File(path, "w")
 
     def append(self, rows: np.ndarray, fields: Mapping[str, Any]) -> None:
         """Append a batch. rows: (B,) int64. fields: {name: array (B, ...) or list of B
@@ -97,15 +61,14 @@ class Part:
                 )
             size = len(held)
             with _written(self._path):
+                _check_space(self._path, array)
                 held.resize(size + len(array), axis=0)
                 held[size:] = array
-                self._disk.check()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
-        with _written(self._path), self._disk as disk:
-            disk.check()
+        with _written(self._path):
+            self._file.close()
 
 
 @contextmanager
@@ -190,18 +153,24 @@ def _blocks(files: list[h5py.File], spec: Spec) -> Iterator[tuple[int, dict[str,
         yield begin, block
 
 
+def _check_space(file: Path, array: np.ndarray) -> None:
+    """Raise OSError if the disk has no room for these values. HDF5 crashes if it cannot write (SIGSEGV with HDF5 1.14
+    and 2.0), so this is checked before."""
+    size = array.nbytes + (4 * sum(map(len, array)) if array.dtype == object else 0)  # 4 bytes a character, at most
+    if shutil.disk_usage(file.parent).free < size + RESERVE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def _write_h5(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:
-    with _Disk(path) as disk:
-        with h5py.File(disk, "w") as file:
-            for name, (shape, kind) in spec.items():
-                file.create_dataset(name, shape, h5py.string_dtype() if kind == "text" else kind)
-            for begin, block in blocks:
-                for name, array in block.items():
-                    file[name][begin : begin + len(array)] = array
-                disk.check()
-            for name, value in attributes.items():
-                file.attrs[name] = value
-        disk.check()
+    with h5py.File(path, "w") as file:
+        for name, (shape, kind) in spec.items():
+            file.create_dataset(name, shape, h5py.string_dtype() if kind == "text" else kind)
+        for begin, block in blocks:
+            for name, array in block.items():
+                _check_space(path, array)
+                file[name][begin : begin + len(array)] = array
+        for name, value in attributes.items():
+            file.attrs[name] = value
 
 
 def _write_npz(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:
