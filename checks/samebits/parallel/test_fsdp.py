@@ -624,6 +624,19 @@ def test_modules_by_class_and_name(patterns: str | list[str], names: list[str]) 
 
 
 @pytest.mark.slow
+def test_other_optimizers_and_ranks_go_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no rank unpickles what another sent."""
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_tensor_to_object", lambda *args: pytest.fail("unpickled"))
+    more = ("trainer.max_steps=8", "trainer.save_every=4", "trainer.eval_every=null", "trainer.keep_best=0",
+            "optim._target_=torch.optim.RMSprop", "~optim.betas", "trainer.global_batch_size=60")  # fmt: skip
+    run = start_run(tmp_path / "run", *QUICK, "trainer=fsdp", "hardware.num_procs=3", *more)
+    straight = last_checkpoint(run)
+    cut_at(run, 4)
+    resume_run(run)
+    assert_equal(last_checkpoint(run), straight)
+
+
+@pytest.mark.slow
 def test_a_block_is_gathered_while_the_one_before_computes(tmp_path: Path) -> None:
     """And the last one once for forward and backward."""
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from h5_again import compare, look_and_repack
 from h5_damage import damage, judge_damaged
 from h5_files import write
 from h5_judge import Judge
@@ -33,7 +34,7 @@ from h5_truth import truth
 from h5_virtual import MAIN
 
 torch.set_num_threads(1)
-for name in ("numpy.ma", "numpy.random", "deflate", "blosc", "zstandard"):
+for name in ("numpy.ma", "numpy.random", "deflate", "isal.isal_zlib", "blosc", "zstandard"):
     with contextlib.suppress(ImportError):
         importlib.import_module(name)  # once, not in each child
 SECONDS, MEMORY = 60, 6 << 30  # of one process
@@ -111,7 +112,16 @@ def damaged(folder: Path, before: dict[str, Any], seed: int) -> Found:
     return wrong, seen
 
 
-KINDS: dict[str, Callable[[Path, dict[str, Any], int], Found]] = {"files": files, "damage": damaged}
+def again(folder: Path, before: dict[str, Any], seed: int) -> Found:
+    """Inspected and repacked."""
+    done, said = apart(look_and_repack, folder / MAIN, seed, before)
+    if done != "well" or said or not (folder / "new.h5").exists():
+        return ([f"{done} {said}"] if done != "well" else said), Counter(files=1)
+    done, found = apart(compare, folder / MAIN, before)
+    return found if done == "well" else ([f"{done} {found}"], Counter(files=1))
+
+
+KINDS: dict[str, Callable[[Path, dict[str, Any], int], Found]] = {"files": files, "damage": damaged, "again": again}
 
 
 def one(kind: str, folder: Path, seed: int) -> Found:

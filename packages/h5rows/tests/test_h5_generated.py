@@ -15,7 +15,7 @@ SEED = int(os.environ.get("LAB_TEST_SEED", "0")) * 1_000_000
 
 @pytest.mark.parametrize(
     ("kind", "first", "count"),
-    [("files", 0, 3), slow("files", 100, sample_of(10, 30)), slow("damage", 0, sample_of(6, 60))],
+    [("files", 0, 3), slow("files", 100, 30), slow("damage", 0, sample_of(12, 60)), slow("again", 0, 20)],
 )
 def test_what_h5py_reads_or_one_line(kind: str, first: int, count: int, record_property: Any) -> None:
     """In a process that no other test has used: what is forked from it has its threads, locks and address space."""

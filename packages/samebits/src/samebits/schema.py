@@ -255,15 +255,15 @@ def no_such_key(
 ) -> str:
     """Return the message for an unknown key.
 
-    elsewhere: dotted keys of the whole config, for suggestions. moved: {key in older versions: current key}. option:
-    the choice of another option of the group, which has such a key.
+    elsewhere: dotted keys of the whole config, for suggestions. moved: {key in older versions: current key, "" if there
+    is none}. option: the choice of another option of the group, which has such a key.
     """
     prefix, _, name = key.rpartition(".")
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
     elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
     same = [k for k in elsewhere if k.rpartition(".")[2] == name]
-    if now := moved.get(key):
-        hint = f" - it was renamed to {now}"
+    if key in moved:
+        hint = f" - it was renamed to {moved[key]}" if moved[key] else " - it no longer exists, leave it out"
     elif name in TYPED:
         hint = f" - {TYPED[name]}"
     elif any(one_typo(name, sibling) for sibling in siblings):

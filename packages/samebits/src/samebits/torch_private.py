@@ -42,7 +42,6 @@ def lean_step(optimizer: Optimizer) -> None:
     optimizer.step itself is called if its wrappers have an effect: hooks of the optimizer or of all optimizers, a
     profiler that is recording, a `step` that was replaced.
     """
-    needs_no_closure(type(optimizer))  # type: ignore[arg-type]
     if not steps_bare(optimizer):
         optimizer.step()
         return
@@ -55,7 +54,10 @@ def lean_step(optimizer: Optimizer) -> None:
 @functools.cache
 def needs_no_closure(kind: type[Optimizer], key: str = "optim") -> None:
     """Raise ConfigError if optimizers of this class need a closure. key: the config key of the optimizer."""
-    closure = inspect.signature(kind.step).parameters.get("closure")
+    try:
+        closure = inspect.signature(kind.step).parameters.get("closure")
+    except ValueError:  # a step that is written in C
+        return
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
             f"{key}: {kind.__name__} needs a task whose train_step passes a closure: "
@@ -65,6 +67,7 @@ def needs_no_closure(kind: type[Optimizer], key: str = "optim") -> None:
 
 @functools.cache
 def _bare_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    needs_no_closure(kind)  # type: ignore[arg-type]
     return inspect.unwrap(kind.step)
 
 

@@ -350,8 +350,9 @@ def test_a_damaged_index_leaves_the_commit(project: Path, caplog: pytest.LogCapt
     known = surroundings(project).environment
     commit = git(project, "rev-parse", "HEAD").decode().strip()
     assert (known["git_commit"], known["git_dirty"]) == (commit, None)
-    (line,) = caplog.messages
+    line, more = caplog.messages
     assert line.startswith("environment.json contains null for git_dirty: fatal: ")
+    assert more.startswith("uncommitted.diff: not written, so uncommitted changes cannot be restored later: ")
 
 
 def test_what_is_not_known_equals_nothing(tmp_path: Path) -> None:

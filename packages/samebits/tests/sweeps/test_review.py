@@ -150,6 +150,9 @@ def test_test_scores_are_means_over_the_seeds_of_the_score() -> None:
     cells = [row.cells[0] for row in table(of, Ask(["model"], ["test/accuracy"])).rows]
     assert [cell.scores[0].values for cell in cells] == [[0.9, 0.89, 0.9], [0.5, 0.49, 0.5, 0.5]]
     assert [cell.scores[0].verdict for cell in cells] == ["differs", ""]  # b has the most seeds
+    jobs = [replace(one, result={"test/accuracy": 0.5}) for one in jobs]  # without validation rows
+    found = json.loads(report_json(study(jobs), {}))
+    assert [one["scores"]["test/accuracy"]["n"] for one in found["configurations"]] == [4, 4]
 
 
 def test_md_html_and_json_say_the_same_and_show_test_scores(tmp_path: Path) -> None:

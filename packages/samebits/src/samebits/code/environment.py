@@ -52,8 +52,10 @@ def surroundings(root: Path) -> Surroundings:
     """Return the environment and the uncommitted changes. Log a warning if git does not answer."""
     commit, entries = _status(root)
     diff = ""
-    if commit is not None and entries is not None:
+    if commit is not None:
         try:
+            if entries is None:
+                raise NoAnswer("they are not known")
             diff = uncommitted(root, entries)
         except NoAnswer as error:
             _say(f"{DIFF}: not written, so uncommitted changes cannot be restored later: {error}")

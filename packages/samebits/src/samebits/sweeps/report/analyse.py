@@ -32,7 +32,7 @@ class Group:
     label: str  # lr=0.001 width=64
     unswept: Mapping[str, Any] = field(default_factory=dict)  # values of keys that were not overridden
     folds: tuple[str, ...] = ()  # Study.fold_keys
-    objectives: tuple[Objective, ...] = ()  # Study.objectives; a job without any of these scores is in no mean
+    objectives: tuple[Objective, ...] = ()  # Study.objectives; see `counts`
 
     def scores(self, objective: Objective) -> list[float]:
         """Return one score per seed; with folds, one per fold, the mean over the seeds of this fold. A repeated job
@@ -67,8 +67,10 @@ class Group:
         return max((1 / (n - 1) for n in counts if isinstance(n, int) and n > 1), default=0.0)
 
     def counts(self, job: Job) -> bool:
-        """Return True if the means include the job. A run that diverged may have an accuracy, but no finite loss."""
-        return not self.objectives or any(job.score(objective) is not None for objective in self.objectives)
+        """Return False if none of the objectives that the job has is finite: its means include no other score of it
+        either. A run that diverged may have an accuracy."""
+        scores = [job.score(objective) for objective in self.objectives if objective.key in job.result]
+        return not scores or any(score is not None for score in scores)
 
     def _scores(self, objective: Objective) -> dict[str, dict[str, float]]:
         found: dict[str, dict[str, float]] = {}
