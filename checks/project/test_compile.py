@@ -113,7 +113,9 @@ def test_compiled_block_by_block_is_eager(tmp_path: Path, modes: list[Any], more
     torch.testing.assert_close(weights, wanted, rtol=10 * tolerance, atol=1e-4)
     if "trainer=ddp" not in more:  # its processes compile by themselves
         assert len(modes) >= 5  # both blocks, and three functions that are compiled in any case
-        again = [line for line in said(compiled) if "size mismatch" not in line and "grad_mode" not in line]
+        # transforms (fields.py) are no blocks: each split has its own
+        expected = ("size mismatch", "grad_mode", "fields.py")
+        again = [line for line in said(compiled) if not any(text in line for text in expected)]
         assert not again, again
         made = len(modes)
         assert score_checkpoint(compiled, "val", [])["loss"] == result(compiled)["val/loss"]
