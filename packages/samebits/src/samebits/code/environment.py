@@ -199,7 +199,7 @@ def uncommitted(root: Path, entries: tuple[bytes, ...]) -> str:
             shutil.copy2(
                 root / own, index
             )  # keeps its time, which git needs to find edits made in the same second as the commit
-        # any id will do: git reads these files anew, because their entries have no times
+        # any id will do: git reads these files again, because their entries have no times
         if listed := b"".join(os.fsencode(f"100644 {head}\t{prefix / name}\0") for name in new):
             git(root, "update-index", "-z", "--index-info", stdin=listed, index=index)
         for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
@@ -229,7 +229,7 @@ CODE = ("src", f":(glob){VENDORED}/*/src/**")  # for git; see code_folders
 
 def _status(root: Path) -> tuple[str | None, tuple[bytes, ...] | None]:
     """Return the commit, and git's entries of changed files and, beginning with "? ", of new files or their folders;
-    None, with a warning, for what git does not tell."""
+    None, with a warning, for a value that is missing in the output of git."""
     entries, reason = None, "the repository has no commit"
     try:
         first, *lines = git(root, *STATUS).split(b"\0")
@@ -250,7 +250,8 @@ def _status(root: Path) -> tuple[str | None, tuple[bytes, ...] | None]:
 
 def _new_names(root: Path, entries: tuple[bytes, ...]) -> list[str]:
     """Return the files that are not in git and not ignored. In folders of code only the project's own ignore rules
-    count, not the user's. Log a warning about files that git was told to ignore. entries: of `_status`."""
+    count, not the user's. Log a warning about files whose changes git ignores (assume-unchanged). entries: of
+    `_status`."""
     found = b""
     if any(entry.startswith(b"? ") for entry in entries):
         found = git(root, "ls-files", "--others", "-z", "--exclude-standard")
