@@ -337,9 +337,8 @@ def read() -> tuple[dict[str, str], dict[str, list[str]], dict[str, str]]:
             parent, _, last = key.rpartition(".")
             if package and parent in targets and parent in (package, f"callback.{parent.rpartition('.')[2]}"):
                 key = f"{targets[parent]}.{last}"  # not for nested nodes, whose comments apply only to their place
-            if (
-                said and not last.startswith("_") and (package or path.stem == "train")
-            ):  # an experiment's comments are about its values
+            # an experiment's comments are about its values
+            if said and not last.startswith("_") and (package or path.stem == "train"):
                 comments.setdefault(key, said)
         for key, target in targets.items():
             used.setdefault(key, []).append(target)
