@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from common import QUICK, ROOT
+from common import QUICK, ROOT, needs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -408,6 +408,7 @@ def test_a_causal_mask_is_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.
     assert np.isfinite(values(run, "train/loss")).all()
 
 
+@needs("conf/task/pcgrad.yaml")
 @pytest.mark.slow
 def test_a_constant_buffer_that_is_not_saved_needs_no_warning(tmp_path: Path) -> None:
     """The rehearsal of an evaluation puts buffers back, and does not write those that have not changed."""

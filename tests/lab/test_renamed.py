@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from common import needs
 from torch import nn
 
 from lab.renamed import OF_RUN, OF_STATE, OF_TASK, check_method, check_task_names
@@ -42,6 +43,7 @@ def test_an_old_override_is_read(
     assert line in capfd.readouterr().err
 
 
+@needs("conf/task/finetune.yaml")
 def test_the_patterns_of_a_finetuned_model_had_another_name() -> None:
     assert compose("task=finetune", "task.weights=x", "task.frozen=[a]").task.freeze == ["a"]
 
