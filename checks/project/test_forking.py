@@ -573,6 +573,7 @@ def test_a_later_version_goes_into_an_edited_fork(with_few_tests: Path, tmp_path
     (mine / "src/fold_it/models/own.py").write_text("from fold_it.models.mlp import MLP\n\nOwn = MLP\n")
     (mine / "conf/callback/pictures.yaml").unlink()
     commit(mine)
+    edited = files(mine)
 
     # and the template: one line that the fork has changed too
     change(theirs / "conf/optim/adamw.yaml", "lr: 1e-3", "lr: 3e-3")
@@ -585,6 +586,10 @@ def test_a_later_version_goes_into_an_edited_fork(with_few_tests: Path, tmp_path
 
     copier(mine, "update")
     assert git(mine, "diff", "--name-only", "--diff-filter=U").splitlines() == ["conf/optim/adamw.yaml"]
+    undone = Path(shutil.copytree(mine, tmp_path / "undone", ignore=shutil.ignore_patterns("outputs")))
+    (undo,) = re.findall(r"To undo \w+ update[^`]*`(.*?)`", (undone / "docs/fork.md").read_text())
+    called(["bash", "-c", undo], cwd=undone, fresh=True)
+    assert (files(undone), git(undone, "status", "--porcelain")) == (edited, "")
     conflict = (mine / "conf/optim/adamw.yaml").read_text()
     both = re.compile(r"<<<<<<< .*\n(.*)\n(?:\|\|\|\|\|\|\| .*\n.*\n)?=======\n(.*)\n>>>>>>> .*\n")
     found = both.search(conflict)
