@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -262,15 +262,22 @@ def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
     )
 
 
-def check_criterion(criterion: Any) -> None:
-    """Raise ConfigError for a criterion that is not callable, or has a trainable tensor that is not a registered
-    parameter: it would not be optimized, saved or synchronized."""
-    for name, value in unregistered(criterion):
-        if value.requires_grad:
+def check_registered(key: str, thing: Any, registered: Iterable[Tensor] = ()) -> None:
+    """Raise ConfigError if `thing` has a trainable tensor that is not a registered parameter, such as a layer in a
+    Python list: it would not be optimized, saved or synchronized. registered: tensors of another module."""
+    known = {id(value) for value in (*registered, *(thing.parameters() if isinstance(thing, nn.Module) else ()))}
+    for name, value in unregistered(thing):
+        if value.requires_grad and value.is_leaf and id(value) not in known:
             raise ConfigError(
-                f"task.criterion: {type(criterion).__name__} has a trainable tensor {name} that is not a registered "
-                "parameter: make the criterion an nn.Module and register it; for a constant, call requires_grad_(False)"
+                f"{key}: {type(thing).__name__} has a trainable tensor {name} that is not a registered parameter, so "
+                "it would be neither trained nor saved: use an nn.Module with nn.Parameter, and nn.ModuleList or "
+                "nn.ModuleDict for several layers; for a constant, call requires_grad_(False)"
             )
+
+
+def check_criterion(criterion: Any) -> None:
+    """Raise ConfigError for a criterion that is not callable, or has a trainable tensor that is not registered."""
+    check_registered("task.criterion", criterion)
     if not callable(criterion):
         kind = type(criterion).__name__
         raise ConfigError(f"task.criterion: {kind} is not callable: define __call__(output, batch) -> (B,) losses")

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from lab.builders import check_task, make_model_of_rank, make_state, make_task, task_run
-from lab.checks import check_holds_no_weights
+from lab.checks import check_holds_no_weights, check_registered
 from lab.config import Config, set_processes
 from lab.frozen_networks import provide_frozen
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader
@@ -143,6 +143,8 @@ class Experiment:
                 logger.say(line)
             task.setup(model)
         check_holds_no_weights(task, model)
+        check_registered("model", model)
+        check_registered("task", task, model.parameters())
         with constructing(PROJECT, "task", config.cfg.task):
             provide_frozen(task, model, config.cfg.model, directory, begins, world.is_main)
         return model, task

@@ -142,7 +142,7 @@ def build(
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
     state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
-    buffer_checks = BufferChecks(LossModule(model, task), task, state.ema)
+    buffer_checks = BufferChecks(LossModule(model, task), task, state.ema, model)
     if state.ema is not None and (name := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
         logger.warn(
             f"the weight average has only the model; the task's parameters ({name}) are evaluated without averaging"

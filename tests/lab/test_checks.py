@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 import lab.losses.cross_entropy
 import lab.metrics.accuracy
 import lab.models.mlp
-from lab.checks import check_criterion
+from lab.checks import check_criterion, check_registered
 from lab.config import Config
 from lab.objective import forward_loss
 from lab.tasks.base import Task, TaskRun
@@ -342,6 +342,51 @@ def test_a_criterion_with_something_to_train_is_refused() -> None:
     frozen = Temperature().requires_grad_(False)
     for fine in (inner, nn.Sequential(inner), Plain(frozen), Plain(torch.ones(2)), Plain(Plain(3)), CrossEntropy(0.0)):
         check_criterion(fine)
+
+
+class Listed(nn.Module):
+    """A layer in a Python list, of which PyTorch knows nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(2, 2)]
+
+
+@pytest.mark.parametrize("owner", ["model", "task"])
+def test_a_layer_that_would_not_be_trained_is_refused(monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
+    kind = MLP if owner == "model" else Supervised
+    built = kind.__init__
+
+    def listing(self: Any, *args: Any, **kwargs: Any) -> None:
+        built(self, *args, **kwargs)
+        self.more = [nn.Linear(2, 2)]
+
+    monkeypatch.setattr(kind, "__init__", listing)
+    line = rf"^{owner}: {kind.__name__} has a trainable tensor more\.0\.weight that is not a registered parameter"
+    with pytest.raises(ConfigError, match=line):
+        lab.build(compose(*SHORT))
+
+
+def test_what_may_be_trained_elsewhere_is_let_through() -> None:
+    """Frozen layers, weights of another module, results of a computation such as those of weight_norm."""
+    frozen, listed = Listed(), Listed()
+    frozen.layers[0].requires_grad_(False)
+    check_registered("model", frozen)
+    check_registered("task", listed, listed.layers[0].parameters())
+    check_registered("model", torch.nn.utils.weight_norm(nn.Linear(2, 2)))
+
+
+def test_what_a_model_changes_is_told() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    scale: Any = torch.ones(1)
+    model[0].scale, model[0].cache = scale, None  # type: ignore[assignment]
+    checks = BufferChecks(model, None, model=model)
+    model[0].cache = torch.ones(2)
+    assert checks.unsaved() is None
+    model[0].cache, model[0].scale = torch.ones(3), scale * 0.9
+    told = checks.unsaved() or ""
+    assert told.startswith("the model changes tensors that are not in a checkpoint (0.scale)")
+    assert checks.unsaved() is None
 
 
 def test_what_a_criterion_changes_is_told_once() -> None:

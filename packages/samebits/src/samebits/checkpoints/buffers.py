@@ -40,17 +40,19 @@ def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str
 class BufferChecks:
     """Check buffers before a save. Create it before the first step and before a checkpoint is loaded.
 
-    held: module with everything that a checkpoint contains. task: may have tensors that are not in its state dict.
-    average: the weight average, which a checkpoint also contains.
+    held: module with everything that a checkpoint contains. task, model: may have tensors that are not in its state
+    dict. average: the weight average, which a checkpoint also contains.
     """
 
-    def __init__(self, held: nn.Module, task: Any, average: nn.Module | None = None) -> None:
+    def __init__(self, held: nn.Module, task: Any, average: nn.Module | None = None, model: Any = None) -> None:
         parts = [part for part in (held, average) if part is not None]
         self._saved = {id(value): value for part in parts for value in part.state_dict(keep_vars=True).values()}
         self._at_start = {name: _worst(buffer) for name, buffer in held.named_buffers()}
-        self._task: Any = task
-        self._held: dict[str, tuple[Tensor, int]] = {}
+        self._owners: dict[str, Any] = {"task": task, "model": model}
+        self._held: dict[str, dict[str, tuple[Tensor, int]]] = {"task": {}, "model": {}}
+        self._starts = True
         self.unsaved()
+        self._starts = False
 
     def check_finite(self, held: nn.Module, step: int) -> None:
         """Raise RunFailed for new inf or NaN in a buffer. Initial ones (the -inf of a causal mask) are allowed."""
@@ -60,23 +62,34 @@ class BufferChecks:
                 raise RunFailed(f"the model's buffer {shown} is not finite at step {step}; debug=nan names the module")
 
     def unsaved(self) -> str | None:
-        """Return a warning, once, if tensors of the task change in training and are not in its state dict."""
-        changed = []
-        for name, now in unregistered(self._task):
-            if id(now) in self._saved:  # a task may hold the model itself
-                continue
-            before, version = self._held.setdefault(name, (now, now._version))
+        """Return a warning, once for each of task and model, if its tensors change in training and are not in its state
+        dict."""
+        for owner in [*self._owners]:
+            if changed := self._changed(owner):
+                del self._owners[owner], self._held[owner]
+                names = ", ".join([*changed[:3], *(["..."] if changed[3:] else [])])
+                return (
+                    f"the {owner} changes tensors that are not in a checkpoint ({names}): a resumed run starts with "
+                    "their initial values; make them buffers of a module (register_buffer), which are saved"
+                )
+        return None
+
+    def _changed(self, owner: str) -> list[str]:
+        """Return the names of the changed tensors. Of the model only those that it had at the start, because a tensor
+        that `forward` adds is usually a cache, which is computed before it is read."""
+        changed, held = [], self._held[owner]
+        for name, now in unregistered(self._owners[owner]):
+            if id(now) in self._saved or not (name in held or self._starts or owner == "task"):
+                continue  # a task may hold the model itself
+            before, version = held.setdefault(name, (now, _version(now)))
             same = before is now or (before.shape == now.shape and torch.equal(before, now.to(before.device)))
-            if not same or before._version != version:
+            if not same or _version(before) != version:
                 changed.append(name)
-        if not changed:
-            return None
-        self._task, self._held = None, {}
-        names = ", ".join([*changed[:3], *(["..."] if changed[3:] else [])])
-        return (
-            f"the task changes tensors that are not in a checkpoint ({names}): a resumed run starts with their initial "
-            "values; make them buffers of a module (register_buffer), which are saved"
-        )
+        return changed
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # tensors of inference_mode do not count their writes
 
 
 def _worst(buffer: Tensor) -> int:
