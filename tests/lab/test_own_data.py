@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ import lab.metrics.confusion as confusion
 import lab.models.mlp as mlp
 from lab.metrics.base import SummedMetric
 from lab.transforms.fields import ToFloat
+from samebits.data import check_same_data
 from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
 from samebits.process import options_without_effect
@@ -52,6 +54,19 @@ class Drawn:
         return {"x": DRAW[self.how](), "once": self.once, "y": i % 2}
 
 
+class Stateful(Drawn):
+    """x depends on the samples that were read before."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.own, self.held = torch.Generator().manual_seed(1), torch.zeros(8)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        own = torch.randn(8, generator=self.own)
+        self.held += 1
+        return {**super().__getitem__(i), "x": own if i % 2 else self.held.clone()}
+
+
 class Collating(Drawn):
     """x is drawn by `collate`."""
 
@@ -72,7 +87,7 @@ class Streamed:
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `_target_` may name the classes of this file, as if a module of data sets defined them."""
-    for kind in (Drawn, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named, Embeds, Held):
+    for kind in (Drawn, Stateful, Collating, Streamed, ByRank, Halved, Packed, Nodes, Normed, Named, Embeds, Held):
         module = {Nodes: confusion, Normed: mlp, Embeds: mlp}.get(kind, synthetic)  # type: ignore[call-overload]
         monkeypatch.setattr(kind, "__module__", module.__name__)
         monkeypatch.setattr(module, kind.__name__, kind, raising=False)
@@ -250,6 +265,15 @@ def test_rows_that_differ_between_ranks_are_told(
     run = start_run(tmp_path / "run", *own(kind, *overrides, *RANKS))
     assert result(run)["step"] == 4
     assert ("row 0 differs between the ranks" in "".join(capfd.readouterr())) == said
+
+
+@pytest.mark.parametrize("kind", [Drawn, Stateful, Collating, Streamed])
+def test_a_row_that_differs_when_it_is_read_again_is_told(kind: type) -> None:
+    """A resumed run would train on other samples. Random numbers of torch, numpy and Python are equal each time."""
+    parts = lab.build(compose(*own(kind, "+data.how=torch", *(STREAM if kind is Streamed else ()))))
+    with closing(parts):
+        told = check_same_data(parts.world, parts.loaders)
+    assert ["row 0 differs when it is read again" in line for line in told] == [True] * 3 * (kind is Stateful)
 
 
 @pytest.mark.parametrize(

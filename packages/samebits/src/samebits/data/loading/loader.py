@@ -176,15 +176,15 @@ class Loader:
     def first_read(self) -> tuple[int, list[str]]:
         """Return (length, digests of the first samples) of the data set, which must be equal on all ranks.
 
-        The digests are those of row 0, or of the first samples of a stream that this rank has read; [] if the data set
-        has `gather`."""
+        The digests are those of row 0, read twice, or of the first samples of a stream that this rank has read; [] if
+        the data set has `gather`."""
         samples = self._samples
         if self.is_stream and self.size_and_real is None:
             self.first()
         elif len(samples) and not samples.has("gather"):
             with own_random_numbers():
-                first = samples.sample(0, 0)
-            return len(samples), samples.digests if self.is_stream else [digest(first)]
+                first = [digest(samples.sample(0, 0)) for _ in range(1 if self.is_stream else 2)]
+            return len(samples), samples.digests if self.is_stream else first
         return len(samples), samples.digests if self.is_stream else []
 
     def __iter__(self) -> Iterator[Batch]:
