@@ -194,6 +194,23 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
         assert "did you mean" not in str(error.value)
 
 
+def test_datasets_of_another_file_with_one_name_are_two(tmp_path: Path) -> None:
+    """HDF5 names a dataset behind a soft link by the path of the link, also if it is in another file."""
+    values = {name: np.random.default_rng(k).random((24, 3)) for k, name in enumerate(("name", "other/x"))}
+    values["name"][[0, 6, 15, 23]] = values["other/x"][[0, 6, 15, 23]]  # rows that are compared with HDF5
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        for name, rows in values.items():
+            file.create_dataset(name, data=rows, chunks=(1, 3), compression="gzip")
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        link(file, "all", "/")
+        link(file, "group", "/other")
+        file["name"] = h5py.SoftLink("/group/x")
+    data = Dataset(str(tmp_path / "f.h5"), {"x": "all/name", "y": "name"}, external="allow")
+    batch = data[:]
+    assert (batch["x"].numpy() == values["name"]).all()
+    assert (batch["y"].numpy() == values["other/x"]).all()
+
+
 def test_the_file_s_own_virtual_datasets_are_read(home: Path) -> None:
     with h5py.File(home / "other.h5", "a") as file:
         virtual(file, "dotted", ".", "./x")

@@ -214,10 +214,12 @@ class Chunks:
 
     def _chunk(self, number: int, tile: int) -> np.ndarray:
         """Return tile `tile` of row chunk `number`, decoded."""
-        if not self._is_kept:
+        layout = self.layout
+        if not self._is_kept or not layout.size[number, tile]:
             return self._decode(number, tile)
-        key = (self.layout.path, self.layout.name, number, tile)
-        return self._cache.get(key, self.layout.chunk_bytes, lambda: self._decode(number, tile))
+        # with the address, because links may give two datasets of another file one name
+        key = (layout.path, layout.name, int(layout.offset[number, tile]))
+        return self._cache.get(key, layout.chunk_bytes, lambda: self._decode(number, tile))
 
     def _decode(self, number: int, tile: int) -> np.ndarray:
         layout = self.layout
