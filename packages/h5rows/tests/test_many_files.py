@@ -232,6 +232,23 @@ def test_a_changed_file_is_opened_again(change: Callable[[Path, str], None], kin
             assert_as_h5py(path, split)
 
 
+def test_a_file_whose_time_was_set_back_is_opened_again_while_an_earlier_data_set_is_open(tmp_path: Path) -> None:
+    """HDF5 shows a file as it was when it was opened first, until all handles of it are closed."""
+    path, other = folder_of(tmp_path / "set", 1, kind="h5py"), tmp_path / "other.h5"
+    file = tmp_path / "set" / "0000.h5"
+    other.write_bytes(file.read_bytes())
+    swapped(other, "h5py")
+    with Dataset(**data_of(path), split="train") as before:
+        before[:]
+        was = file.stat()
+        while file.stat().st_ctime_ns == was.st_ctime_ns:  # the clock of a file system ticks every few ms
+            file.write_bytes(other.read_bytes())
+            os.utime(file, ns=(OLD, OLD))
+        assert (file.stat().st_size, file.stat().st_mtime_ns) == (was.st_size, OLD)
+        with Dataset(**data_of(path), split="train") as data:
+            assert data[:]["y"].tolist() == by_h5py(str(other), "train")["y"].tolist()
+
+
 @pytest.mark.parametrize("change", [swapped, rewritten])
 def test_a_file_with_another_structure_is_not_taken_for_an_equal_one(
     change: Callable[[Path, str], None], tmp_path: Path, opens: list[str]

@@ -37,7 +37,7 @@ from h5rows.reading.opening import is_remote
 from h5rows.reading.raw import ChunkCache, RawFile, raw_file
 from h5rows.reading.shared import kept
 from h5rows.reading.similar import Similar
-from h5rows.reading.stored import File, Identity, identity
+from h5rows.reading.stored import File, Identity, identity, state_of
 
 _RECENT_NS = 2 * 10**9  # the coarsest times of a file system
 _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
@@ -190,17 +190,13 @@ def _size(path: str) -> int:
         return -1
 
 
-def _state(found: os.stat_result) -> tuple[int, int, int, int, int]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 def _remembered(path: str, group: str, how: How, cache: ChunkCache) -> Group | None:
     """Return a group of a file that is remembered or equals its reference; None for other files. Does not use HDF5."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    state, known = _state(found), _files.find(path, how)
+    state, known = state_of(found), _files.find(path, how)
     if known is None or known.state != state:
         alike = _alike.get((found.st_size, how))
         if alike is None or not stat.S_ISREG(found.st_mode) or not _is_alike(path, state[:4], alike):
@@ -262,7 +258,7 @@ def _described(
     """Open a file; return its group, and add it to the remembered groups of this file."""
     made = None
     with open_file(path) as file:
-        state = _state(os.stat(file.id.get_vfd_handle()))
+        state = state_of(os.stat(file.id.get_vfd_handle()))
         groups = similar.groups(file, path, state[:4])
         if groups is None:
             opened = how.open(file, group, cache)

@@ -21,7 +21,7 @@ from h5py._objects import phil  # h5py's lock: a second lock, held while h5py wa
 from h5rows.errors import ConfigError, argument, as_typed, machine_fault
 from h5rows.reading.folders import is_remote
 from h5rows.reading.listed import is_index, listed
-from h5rows.reading.stored import File, Identity, identity
+from h5rows.reading.stored import File, Identity, identity, state_of
 
 
 def names_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
@@ -104,12 +104,12 @@ class Held:
         self.path, self.swmr = path, swmr
         self.users = 0  # threads that read with it
         self.file = _open(path, swmr)
-        self.identity = identity(self.file)
+        self.identity, self._state = identity(self.file), state_of(os.stat(self.file.id.get_vfd_handle()))
 
     def is_outdated(self) -> bool:
         """Return True if the file was rewritten after this handle was opened."""
         try:
-            return not self.swmr and self.identity != identity(self.path)
+            return not self.swmr and self._state != state_of(os.stat(self.path))
         except OSError:  # removed: existing readers may continue
             return False
 

@@ -13,6 +13,7 @@ import h5py
 from h5rows.reading.folders import is_remote
 
 Identity = tuple[int, int, int, int]  # device, inode, size, time of the last change
+State = tuple[int, int, int, int, int]  # these, and the time of the last change of the inode
 Pipeline = tuple[tuple[int, tuple[int, ...]], ...]  # (filter, its options), in the order of writing
 
 
@@ -26,6 +27,13 @@ def identity(file: h5py.HLObject | str | int) -> Identity:
         file = held.get_vfd_handle()
     found = os.stat(file)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def state_of(found: os.stat_result) -> State:
+    """Return the state of a file. It also differs after a change whose time was set back (`touch -r`).
+
+    It differs after `chmod` or `ln`, too: so a file in another state is opened again, but is not an error."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def file_name(item: h5py.HLObject) -> str:
