@@ -308,8 +308,9 @@ def test_weights() -> None:
         counts = np.bincount(weighted(Table(w=np.array(weights)), 0, given_as)(np.arange(80_000)), minlength=6)
         assert np.allclose(counts, [0, 10_000, 30_000, 0, 40_000, 0], atol=600)
         assert (counts[[0, 3, 5]] == 0).all()
-    with pytest.raises(ConfigError, match="not negative"):
-        weighted(range(2), 0, [1.0, -1.0])
+    for wrong in ([1.0, -1.0], [0.0, 0.0], [1.0, math.inf], [1.0, math.nan], [1e308, 1e308]):
+        with pytest.raises(ConfigError, match="not negative"):
+            weighted(range(2), 0, wrong)
     with pytest.raises(ConfigError, match="one weight for each of the 3"):
         weighted(range(3), 0, [1.0, 1.0])
 

@@ -52,9 +52,10 @@ def weighted(dataset: Sized, seed: int, weights: str | Sequence[float]) -> Order
         raise ConfigError(
             f"data.order.weights has shape {values.shape}; give one weight for each of the {len(dataset)} samples"
         )
-    if not np.isfinite(values).all() or values.min() < 0 or values.sum() == 0:
-        raise ConfigError("data.order.weights must be finite, not negative, and not all 0")
-    ends = np.cumsum(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        ends = np.cumsum(values)
+    if not np.isfinite(ends).all() or values.min() < 0 or ends[-1] == 0:
+        raise ConfigError("data.order.weights and their sum must be finite, not negative, and not all 0")
     last = int(np.flatnonzero(values)[-1])  # rounding must not draw a later row, whose weight is 0
 
     def order(sample_ids: np.ndarray) -> np.ndarray:
