@@ -9,6 +9,7 @@ import atexit
 import gc
 import io
 import os
+import signal
 import stat
 import sys
 from collections.abc import Callable
@@ -83,10 +84,21 @@ def end() -> None:
     gc.freeze()
 
 
+def leave_imports(number: int, frame: object) -> None:
+    """End a command that Ctrl-C interrupts during its imports. They take seconds, a traceback of them does not help,
+    and some libraries discard the exception."""
+    os._exit(130)
+
+
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Exit with the status that main returns, or 130 after Ctrl-C. Exit with 1 instead of 0 if stdout was lost."""
     try:
         try:
+            if signal.getsignal(signal.SIGINT) is leave_imports:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            from h5rows.interrupts import keep_interrupts
+
+            keep_interrupts()
             sys.exit(main())
         except KeyboardInterrupt:
             sys.exit(130)
@@ -97,6 +109,11 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         raise
 
 
+# not in a test or a notebook that imports a command; a background job of a shell ignores Ctrl-C
+if Path(getattr(sys.modules["__main__"], "__file__", None) or "").parent == Path(__file__).parent and (
+    signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+    signal.signal(signal.SIGINT, leave_imports)
 try:
     os.getcwd()
 except FileNotFoundError:

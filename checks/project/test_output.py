@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,30 @@ def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
     code = f"import signal, sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import _python\n"
     code += "_python.exit_with(lambda: signal.raise_signal(signal.SIGINT))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+# sends Ctrl-C at the first import within a large library
+AT_AN_IMPORT = """
+import signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("omegaconf.", "numpy.", "h5py.", "torch.")):
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+"""
+
+
+@pytest.mark.parametrize("command", sorted(p.stem for p in (ROOT / "src").glob("[!_]*.py")))
+def test_ctrl_c_during_the_imports_too(command: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_AN_IMPORT)
+    arguments = {"h5": ["inspect", "no.h5"], "predict": ["no", "--out", "no.h5"], "export": ["no", "no.pt"]}
+    given = arguments.get(command, ["no"] if command in ("evaluate", "verify") else [])
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "src" / f"{command}.py"), *given], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (130, "")
 
 

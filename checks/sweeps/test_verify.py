@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -327,7 +326,6 @@ def test_another_seed_and_changed_data_are_found(
     def verified(*words: str) -> tuple[int, str]:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["verify.py", *words, "--steps", "4", "--commit", "here"])
-            patch.setattr(signal, "signal", lambda *_: None)  # SIGTERM is for pytest
             return verify.main(), capsys.readouterr().out
 
     config = (copied / "config.yaml").read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from samebits.checkpoints import check_target, run_directory
 from samebits.errors import ConfigError, RunFailed, first_line
 from samebits.extras import need
 from samebits.saved import read_config
+from samebits.signals import temporary_folder
 
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4  # of the largest output; float32 kernels of other libraries differ by about 1e-6
@@ -126,8 +126,8 @@ def export_onnx(
                 "--to onnx: a batch of this data set cannot be cut into smaller ones, because its fields do not all "
                 f"have a row for each sample ({first_line(error)})"
             ) from error
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-            file = Path(folder) / target.name
+        with temporary_folder(f".{target.name}.", target.parent) as folder:
+            file = folder / target.name
             used = convert(whole, values, file)
             try:
                 difference = max(
@@ -141,7 +141,7 @@ def export_onnx(
                     f"--to onnx: the file computes only batches of {rows} rows, because {kind}.predict uses the size "
                     f"of the batch as a constant; write predict so that it does not ({first_line(error)})"
                 ) from error
-            for part in sorted(Path(folder).iterdir(), reverse=True):  # the file with the weights first
+            for part in sorted(folder.iterdir(), reverse=True):  # the file with the weights first
                 part.replace(target.parent / part.name)
     shapes = {name: f"{dtype(value)} (batch{''.join(f', {n}' for n in value.shape[1:])})"
               for name, value in zip(noted.read, values) if name in used}  # fmt: skip

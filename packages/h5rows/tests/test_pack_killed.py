@@ -10,7 +10,7 @@ from typing import Any
 import h5_deep
 import numpy as np
 import pytest
-from running import sample_of
+from running import run_python, sample_of
 from test_pack_write import Numbers, arrays, options
 from writes import attempt
 
@@ -74,3 +74,24 @@ def test_one_at_a_time_holds_a_lock_whose_holder_deletes_it(tmp_path: Path, monk
         Lock(path)
     path.unlink()
     Lock(path).close()
+
+
+# h5py calls a callback of a weak reference after each write; a Ctrl-C that arrived during the write is raised in it
+IN_A_CALLBACK = """
+import signal, sys, time, weakref
+from h5rows import command
+def main(argv):
+    for _ in range(100):
+        held = type("Held", (), {})()
+        known = weakref.ref(held, lambda _: signal.raise_signal(signal.SIGINT))
+        del held
+        time.sleep(0.05)
+    return 0
+command.main = main
+sys.exit(command.run())
+"""
+
+
+def test_ctrl_c_that_python_discards_ends_the_command() -> None:
+    done = run_python("-c", IN_A_CALLBACK)
+    assert (done.returncode, done.stderr) == (130, "stopped; nothing was written\n")

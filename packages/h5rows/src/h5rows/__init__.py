@@ -29,6 +29,7 @@ Imports numpy and h5py, torch only to make batches, and nothing of the programs 
     importers/              readers of folders of files, arrays, tables and text
     errors                  ConfigError, and messages for the errors of other libraries
     locks                   a lock between processes
+    interrupts              Ctrl-C while HDF5 writes
     integration             names for programs that are built on this library
     lazy_imports            imports a package's public names on first use
 """

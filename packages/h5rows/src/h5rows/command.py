@@ -23,6 +23,7 @@ from dataclasses import fields
 from typing import Any
 
 from h5rows.errors import ConfigError, clean, first_line
+from h5rows.interrupts import keep_interrupts
 from h5rows.options import PackOptions, RepackOptions
 from h5rows.program import Reading, Training, calling
 
@@ -258,6 +259,7 @@ def run(
     for stream in (sys.stdout, sys.stderr):  # an ASCII terminal gets other characters as \\u6a21
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    keep_interrupts()
     try:
         with telling_output_errors():
             status = main(sys.argv[1:])

@@ -30,7 +30,7 @@ def prepare() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _note)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job of a shell ignores Ctrl-C
         allow_interrupt()
 
 

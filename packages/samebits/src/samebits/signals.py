@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,10 +37,41 @@ def held_signals() -> Iterator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary folder that is removed after the block, even if Ctrl-C arrives at any time.
+    """Yield a temporary folder that is removed after the block, even if Ctrl-C, SIGTERM or SIGHUP arrives at any time.
 
     tempfile.TemporaryDirectory leaves the folder if it is interrupted right after mkdir or during the removal.
     """
+    with _leaving_on_signals(), _temporary_folder(prefix, parent) as folder:
+        yield folder
+
+
+@contextmanager
+def _leaving_on_signals() -> Iterator[None]:
+    """Raise SystemExit within the block for SIGTERM and SIGHUP, if they would otherwise end this process without its
+    cleanup."""
+    command = os.getpid()
+
+    def leave(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != command:  # a process that the command has forked
+            os.kill(os.getpid(), number)
+        early_signals.leave_hung_up_terminal()
+        raise SystemExit(128 + number)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():  # only that thread can install handlers
+        numbers = []
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _temporary_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
     folder = (
         parent or Path(tempfile.gettempdir())
     ) / f"{prefix}{secrets.token_hex(8)}"  # the name is known before the folder is created

@@ -58,7 +58,7 @@ def run_ranks(load: Load, count: int, folder: Path) -> None:
             ranks.run(partial(write_recorded, load, count), folder, count)
     except RunFailed as error:
         if ranks.signalled is not None:
-            raise KeyboardInterrupt from error
+            raise SystemExit(128 + ranks.signalled) from error
         raise first_failure(folder, error) from error
 
 

@@ -6,7 +6,6 @@ Exit status: 0 equal, 1 different or no weights compared, 2 a mistake in the arg
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 
@@ -46,7 +45,6 @@ def verify_command(program: Program) -> int:
         help="largest relative difference; default: 0, or 0.01 if machine, torch, threads or ranks differ",
     )
     args = parser.parse_intermixed_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary files are removed
     plain_output()
     try:
         given = (args.steps, args.commit, args.out, args.rounding, args.overrides, args.diff)

@@ -1,0 +1,36 @@
+"""Ctrl-C while HDF5 writes. Uses only the standard library."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+AGAIN_S = 0.001  # the hook has returned by then
+
+
+def keep_interrupts() -> None:
+    """Send Ctrl-C again, to this process, whenever Python discards the KeyboardInterrupt.
+
+    Python discards exceptions in callbacks of weak references. h5py calls such a callback after each write, and a
+    Ctrl-C that arrived during the write is raised in it, so a long repack would ignore each Ctrl-C."""
+    report = sys.unraisablehook
+
+    def hook(found: Any) -> None:
+        if issubclass(found.exc_type, KeyboardInterrupt):
+            # a Thread would wait for its start, so that the signal would be raised and discarded here
+            _thread.start_new_thread(_interrupt_again, ())
+        else:
+            report(found)
+
+    sys.unraisablehook = hook
+
+
+def _interrupt_again() -> None:
+    time.sleep(AGAIN_S)
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
