@@ -96,7 +96,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         try:
             if signal.getsignal(signal.SIGINT) is leave_imports:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            from h5rows.interrupts import keep_interrupts
+            from h5rows.integration import keep_interrupts
 
             keep_interrupts()
             sys.exit(main())
