@@ -22,6 +22,7 @@ import keyword
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ from pathlib import Path
 import libraries
 from parts import PARTS, TEMPLATE_ONLY, Part
 from schema_prune import prune_schema
-from wheels import Mistake
+from wheels import Mistake, git_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
@@ -94,10 +95,14 @@ def main() -> int:
                 rename(tree, package)
                 name_owner(tree, args.title or package, args.author, args.license)
             tidy(tree)
+            # from here on, files are changed: half of them would be no project
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
             place_whole(tree, args.into) if args.into else place(tree, ROOT, gone=names)
     except Mistake as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     if "COPIER_OPERATION" not in os.environ:  # copier prints its own messages, and makes several copies for an update
         folder = (args.into or ROOT).resolve()
         left = f", left out: {', '.join(without)}" if without else ""
@@ -200,7 +205,9 @@ def check_folder(folder: Path, keeps: bool) -> None:
     if keeps and (not folder.exists() or not {path.name for path in folder.iterdir()} - {".git", ANSWERS}):
         return
     command = ["git", "status", "--porcelain", "--untracked-files=normal"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=git_environment(), capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         undo = "nothing could be undone - git init, git add, git commit"
         raise Mistake(f"{folder}: is there already, and no git checkout, so {undo}, or remove it")
@@ -210,7 +217,7 @@ def check_folder(folder: Path, keeps: bool) -> None:
 
 
 def tracked(root: Path) -> list[str]:
-    done = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=False)
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=root, env=git_environment(), capture_output=True, check=False)
     if done.returncode:
         raise Mistake(f"{root}: is not a git checkout - git init, git add, git commit")
     return [name for name in os.fsdecode(done.stdout).split("\0") if name and (root / name).is_file()]

@@ -336,7 +336,9 @@ def listed(*options: str) -> list[str]:
 
 
 def git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
+    # without variables such as GIT_DIR, with which git reads another repository
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or "CONFIG" in name}
+    done = subprocess.run(["git", *arguments], cwd=ROOT, env=env, capture_output=True, check=False)
     if done.returncode != 0 and arguments[0] not in ("rev-parse", "rev-list"):
         why = os.fsdecode(done.stderr).strip()
         raise Failed(f"{ROOT}: ./run remote copies the files that git tracks, and git {arguments[0]} has failed: {why}")

@@ -75,11 +75,15 @@ def changes(root: Path, *paths: str) -> list[str]:
     return [line[3:] for line in os.fsdecode(listed).split("\0") if line]
 
 
+def git_environment() -> dict[str, str]:
+    """Return the environment without variables such as GIT_DIR, with which git reads another repository."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or "CONFIG" in name}
+
+
 def git(root: Path, *arguments: str) -> bytes:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or "CONFIG" in name}
     command = ["git", "--no-pager", *PLAIN, "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, env={**env, "LC_ALL": "C"}, capture_output=True, check=False)
+        done = subprocess.run(command, env={**git_environment(), "LC_ALL": "C"}, capture_output=True, check=False)
     except FileNotFoundError:
         raise Mistake("git is not installed - wheels are built from a commit") from None
     if done.returncode:

@@ -303,6 +303,47 @@ def test_a_new_folder_is_whole_or_not_there(tools: Any, tmp_path: Path, monkeypa
         tools.check_folder(folder, keeps=True)
 
 
+def test_a_repository_that_the_environment_names_is_not_read(
+    tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As git sets GIT_DIR in a hook, and `git rebase --exec`."""
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").touch()
+        commit(tmp_path / name)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other/.git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    assert tools.tracked(tmp_path / "own") == ["own.txt"]
+    (tmp_path / "own/new.txt").touch()
+    with pytest.raises(tools.Mistake, match=r"new\.txt not committed"):
+        tools.check_folder(tmp_path / "own", keeps=False)
+
+
+# arguments: when Ctrl-C arrives, the folder
+INTERRUPTED = """
+import signal, sys
+sys.path.insert(0, "tools")
+import fork
+before = getattr(fork, sys.argv[1])
+def interrupted(*given, **named):
+    signal.raise_signal(signal.SIGINT)
+    return before(*given, **named)
+setattr(fork, sys.argv[1], interrupted)
+fork.tidy = lambda tree: None
+sys.argv[1:] = ["--without", "gan", "--into", sys.argv[2]]
+sys.exit(fork.main())
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("tracked", 130), ("place", 0)])
+def test_ctrl_c_stops_a_fork_before_it_changes_files(when: str, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, when, str(tmp_path / "fork")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert (tmp_path / "fork/conf").exists() == (code == 0)
+    assert not (tmp_path / "fork.partial").exists()
+
+
 @pytest.mark.slow
 def test_in_place_is_the_same(with_few_tests: Path, parts: list[str], tmp_path: Path) -> None:
     clone, beside = tmp_path / "clone", tmp_path / "beside"
