@@ -21,19 +21,32 @@ from omegaconf import DictConfig
 from samebits.testing.processes import called, held_command, holds_lock, module, program, registered, wait_for, warm
 
 _composed_options: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
+_yamls: dict[tuple[str, ...], Any] = {}  # {(name, folders of the config): what Hydra has read}
 
 
 def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, DictConfig]:
     """Return the config as Hydra composes it, and its node `hydra`. Configs that differ in values share one
     composition, because Hydra, too, sets values after it has chosen all options."""
+    from hydra._internal.config_repository import ConfigRepository
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
     from omegaconf import OmegaConf, open_dict
 
     from samebits.config import initialize, register_resolvers
 
+    read = ConfigRepository.load_config
+
+    def read_once(self: ConfigRepository, config_path: str) -> Any:
+        """Return a copy of a yaml file. To parse all of them takes a third of a composition."""
+        key = (config_path, *(source.path for source in self.sources))
+        if key not in _yamls:
+            _yamls[key] = read(self, config_path)
+        return copy.deepcopy(_yamls[key])
+
     def load(texts: Sequence[str]) -> tuple[DictConfig, DictConfig]:
-        cfg = loader.load_configuration("train", [*texts], RunMode.RUN)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ConfigRepository, "load_config", read_once)
+            cfg = loader.load_configuration("train", [*texts], RunMode.RUN)
         hydra = OmegaConf.masked_copy(cfg, "hydra")
         with open_dict(cfg):
             del cfg["hydra"]
