@@ -41,7 +41,7 @@ from samebits.device import BLOCKS, Hardware
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.process import model_of_rank, to_devices
-from samebits.schema import did_you_mean, plain
+from samebits.schema import did_you_mean
 from samebits.shards import is_sharded
 from samebits.steps import begin_momentum, seed_everything
 from samebits.targets import construct, constructing, locate, of_kind
@@ -51,7 +51,7 @@ from samebits.world import World
 def make_callbacks(config: Config) -> list[Callback]:
     """Build the callbacks, after the one that prunes if there is pruning. Raise ConfigError as `check_hooks` does."""
     callbacks: list[Callback] = [] if config.pruning.sparsity is None else [Pruner(config.pruning)]
-    for name, node in config.cfg.callback.items():
+    for name, node in config.values["callback"].items():
         callbacks.append(construct(PROJECT, f"callback.{name}", node, Callback))
         check_hooks(f"callback.{name}", type(callbacks[-1]))
     return callbacks
@@ -59,16 +59,16 @@ def make_callbacks(config: Config) -> list[Callback]:
 
 def seed_rank(config: Config, rank: int) -> None:
     """Seed all random number generators differently on each rank, so that dropout masks differ."""
-    seed_everything(config.cfg.seed, stream=1 + rank)
+    seed_everything(config.values["seed"], stream=1 + rank)
 
 
 def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
     """Return the task's TaskRun. dataset: the training set; None: nothing is trained."""
     samples = 0 if dataset is None or isinstance(dataset, Stream) else len(dataset)
     steps = 0 if dataset is None else count_steps(config.trainer, samples)
-    shape = tuple(config.cfg.data.get("input_shape") or ())
-    parts = tuple(mixed_parts(config.cfg.data))
-    return TaskRun(world, steps, samples, config.cfg.seed, shape, config.cfg.data.get("num_outputs"), parts=parts)
+    data, seed = config.values["data"], config.values["seed"]
+    shape, parts = tuple(data.get("input_shape") or ()), tuple(mixed_parts(data))
+    return TaskRun(world, steps, samples, seed, shape, data.get("num_outputs"), parts=parts)
 
 
 def averaging_rules(config: Config, task: Task, model: nn.Module) -> list[str]:
@@ -144,7 +144,7 @@ def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware)
 
 def make_task(config: Config) -> Task:
     """Build the task with its inner nodes (criterion, metrics, ...). Raise ConfigError if it is not a Task."""
-    node = plain(config.cfg.task)
+    node = config.values["task"]
     task_class(config)
     # inner nodes are built first, so that an error names them
     inner = {name: _built(f"task.{name}", value) for name, value in node.items()}
@@ -173,7 +173,7 @@ def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Modul
     """Build the model for trainer=fsdp; see samebits.process.models."""
     hook = next((name for name in ("initialize", "setup") if overrides(task_class(config), name)), None)
     why = f"{task_class(config).__name__}.{hook} may read its weights" if hook else None
-    return model_of_rank(partial(make_model, config), why, config.cfg.seed, world, logger)
+    return model_of_rank(partial(make_model, config), why, config.values["seed"], world, logger)
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:
@@ -215,7 +215,7 @@ def make_state(
             check_closure(optimizers[objective], f"{node.key}._target_={node.target}")
     nodes = {name: node for name, node in config.optimizers.items() if name}
     optimizers.clip_norms = {name: node.own.clip_norm for name, node in nodes.items()}  # type: ignore[union-attr]
-    rules = config.cfg.get("rules", 1)
+    rules = config.values.get("rules", 1)
     factors = {name: make_factor(node, rules, epochs) for name, node in config.optimizers.items()}
     with constructing(PROJECT, "optim.schedule", config.optim.schedule):
         schedule = Schedule(optimizers, factors.pop(""), total_steps, factors)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from functools import cached_property, reduce
+from functools import reduce
 from operator import getitem
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lab.groups import (
     DataConfig,
@@ -46,10 +46,12 @@ GIVEN_BY_RUN = {
 class Config(EngineGroups):
     """A resolved config as typed groups.
 
-    given: the config as in config.yaml. dataset, optimizer: the nodes `data` and `optim` without the keys of DataConfig
-    and OptimConfig. optimizers: {objective: its node}; the node of all other objectives has the name ""."""
+    given: the config as in config.yaml. values: the same as dicts and lists, with the values that nodes take from the
+    run (PROJECT.asked). dataset, optimizer: the nodes `data` and `optim` without the keys of DataConfig and
+    OptimConfig. optimizers: {objective: its node}; the node of all other objectives has the name ""."""
 
     given: DictConfig
+    values: dict[str, Any]
     data: DataConfig
     dataset: dict[str, Any]
     optim: OptimConfig
@@ -65,18 +67,13 @@ class Config(EngineGroups):
         """Return the typed config, checking types only: for a config that was checked when its run began."""
         return _config(cfg, typed(RootConfig, plain(cfg)))
 
-    @cached_property
-    def cfg(self) -> DictConfig:
-        """Return `given` with the values that nodes take from the run (PROJECT.asked)."""
-        return OmegaConf.create(with_run_values(plain(self.given)))
-
 
 def _config(given: DictConfig, root: RootConfig) -> Config:
     values = with_run_values(plain(given))
     data, dataset = split_own(values["data"], DataConfig, "data")
     optim, optimizer = split_own(values["optim"], OptimConfig, "optim")
     return Config(
-        given=given, data=data, dataset=dataset, optim=optim, optimizer=optimizer,
+        given=given, values=values, data=data, dataset=dataset, optim=optim, optimizer=optimizer,
         optimizers=nodes_of(optim, optimizer), trainer=root.trainer, monitor=root.monitor,
         pruning=root.pruning, quantization=root.quantization, **root.groups,
     )  # fmt: skip

@@ -124,7 +124,7 @@ class Experiment:
         its frozen networks; None: there is no run. With trainer=fsdp, ranks other than 0 may have the model on the
         device `meta` until `start_training`."""
         config, world, logger = self.config, self.world, logger or Logger()
-        seed_everything(config.cfg.seed)
+        seed_everything(config.values["seed"])
         sharded = config.trainer.strategy == "fsdp" and world.size > 1
         model = make_model_of_rank(config, logger, world) if sharded else make_model(config)
         task = make_task(config)
@@ -135,7 +135,7 @@ class Experiment:
                 f"trainer=fsdp: task.frozen_networks: {copied[0]} is a copy of the model, but each process has only a "
                 "shard"
             )
-        with constructing(PROJECT, "task", config.cfg.task):
+        with constructing(PROJECT, "task", config.values["task"]):
             for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():
                 if load := getattr(part, "load_pretrained", None):  # a model from Hugging Face
                     logger.say(load())
@@ -145,8 +145,8 @@ class Experiment:
         check_holds_no_weights(task, model)
         check_registered("model", model)
         check_registered("task", task, model.parameters())
-        with constructing(PROJECT, "task", config.cfg.task):
-            provide_frozen(task, model, config.cfg.model, directory, begins, world.is_main)
+        with constructing(PROJECT, "task", config.values["task"]):
+            provide_frozen(task, model, config.values["model"], directory, begins, world.is_main)
         return model, task
 
     def _first_batches(self) -> Iterator[Batch]:

@@ -46,7 +46,7 @@ from samebits.world import World, dist_env
 
 def task_class(config: Config) -> type[Task]:
     """Return the class that task._target_ names. Raise ConfigError if it is not a subclass of Task."""
-    path = config.cfg.task.get("_target_")
+    path = config.values["task"].get("_target_")
     named = locate(PROJECT, path, "task")
     if not (inspect.isclass(named) and issubclass(named, Task)):
         raise ConfigError(f"task._target_: {path} is not a subclass of lab.tasks.base.Task")
@@ -93,12 +93,12 @@ def make_dataset(config: Config, split: str) -> Any:
 
 
 def _rules(config: Config) -> int:
-    return int(config.cfg.get("rules", 1))
+    return int(config.values.get("rules", 1))
 
 
 def sample_seed(config: Config, split: str) -> int:
     """Return the seed of a split's random numbers. With rules 1 it is equal for all splits, as in version 0.2."""
-    return seed_of_split(config.cfg.seed, split) if _rules(config) >= 2 else config.cfg.seed
+    return seed_of_split(config.values["seed"], split) if _rules(config) >= 2 else config.values["seed"]
 
 
 def describe_transforms(config: Config, dataset: Any) -> list[str]:
@@ -210,7 +210,7 @@ def make_train_loader(
 
     def make_order() -> Any:
         with constructing(PROJECT, "data.order", node):
-            return of_kind("data.order", node, make(dataset, seed=config.cfg.seed), None)
+            return of_kind("data.order", node, make(dataset, seed=config.values["seed"]), None)
 
     batch_size = config.trainer.global_batch_size
     micro = hardware.micro_batch_sizes
@@ -220,8 +220,9 @@ def make_train_loader(
             f"data.order: {task_class(config).__name__} keeps states from row to row, but {node['_target_']} has no "
             "lanes - use samebits.data.order.lanes: docs/data_orders.md, Continue sequences"
         )
-    if task_class(config).stateful and config.cfg.task.get("lanes", batch_size) != batch_size:
-        raise ConfigError(f"task.lanes={config.cfg.task.lanes}: must be trainer.global_batch_size={batch_size}")
+    lanes = config.values["task"].get("lanes", batch_size)
+    if task_class(config).stateful and lanes != batch_size:
+        raise ConfigError(f"task.lanes={lanes}: must be trainer.global_batch_size={batch_size}")
     return _loader(config, dataset, "train", plan, world, random=random, mark=mark)
 
 
@@ -278,7 +279,7 @@ def make_eval_loader(
 
 def eval_lanes(config: Config, rows: np.ndarray | None) -> int:
     """Return the number of lanes in an evaluation of a stateful task: task.eval_lanes."""
-    kind, count = task_class(config).__name__, config.cfg.task.get("eval_lanes")
+    kind, count = task_class(config).__name__, config.values["task"].get("eval_lanes")
     if not isinstance(count, int) or count < 1:
         raise ConfigError(f"task.eval_lanes={count}: must be an integer >= 1, because {kind} keeps states")
     if rows is not None:

@@ -21,7 +21,7 @@ from samebits.targets import construct
 
 def make_model(config: Config) -> nn.Module:
     """Build the model, with quantized layers if `quantization` is set. Raise ConfigError if it has lazy parameters."""
-    model = construct(PROJECT, "model", config.cfg.model, nn.Module)
+    model = construct(PROJECT, "model", config.values["model"], nn.Module)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ConfigError(

@@ -46,7 +46,7 @@ from samebits.errors import ConfigError, one_line
 from samebits.parallel import RankTiming, with_sync_batchnorm
 from samebits.process import RankProcess, log_header, node_text
 from samebits.profiling import cost_of_sample, explained, profiling
-from samebits.schema import leaves, parse_interval, plain
+from samebits.schema import leaves, parse_interval
 from samebits.status import write_class_names
 from samebits.sweeps import Pruning
 from samebits.targets import locate
@@ -211,10 +211,10 @@ def load_and_announce(process: RankProcess, data: Data, state: TrainState, run: 
 
 def header_values(config: Config, objectives: Iterable[str]) -> tuple[list[Any], list[Any]]:
     """Return ([task, model], [optimizer, schedule, other values]) for the first lines of the log."""
-    task, model = plain(config.cfg.task), plain(config.cfg.model)
+    task, model = config.values["task"], config.values["model"]
     model = {key: value for key, value in model.items() if key not in ("input_shape", "num_outputs")}
     trainer = config.trainer
-    limits = {"clip_norm": trainer.clip_norm, "ema_decay": trainer.ema_decay, "seed": config.cfg.seed}
+    limits = {"clip_norm": trainer.clip_norm, "ema_decay": trainer.ema_decay, "seed": config.values["seed"]}
     bits = {name: getattr(config.quantization, name) for name in ("weight_bits", "activation_bits")}
     limits |= {"sparsity": config.pruning.sparsity, **bits}
     values: list[Any] = [f"{key}={value}" for key, value in limits.items() if value is not None]

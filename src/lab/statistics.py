@@ -48,14 +48,14 @@ def with_statistics(
 
     dataset: the training set. directory: the run directory; None: do not write a file. begins: False to read the values
     in `directory`. say: function that logs a line. most: number of rows to read from the first one on; None: all."""
-    for name, node in mixed_parts(config.cfg.data).items():
+    for name, node in mixed_parts(config.values["data"]).items():
         for other in asked(node):
             raise ConfigError(
                 f"data.parts.{name}.transforms.{other}: auto works only in data.transforms, which get the samples of "
                 "all parts - give numbers"
             )
     known: dict[str, Any] = {}
-    for name in asked(config.cfg.data):
+    for name in asked(config.values["data"]):
         if begins:
             known[name], line = _measured(config, name, dataset, world, most)
             say(line)

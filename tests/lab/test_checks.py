@@ -241,7 +241,7 @@ def test_a_task_is_checked_before_a_batch_is_read(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(builders, "construct", lambda project, key, node: Hasty)
     monkeypatch.setattr(builders, "task_class", lambda node: Hasty)
     with pytest.raises(ConfigError, match=r"^task: the __init__ of Hasty must begin with super\(\).__init__\(\)$"):
-        builders.make_task(SimpleNamespace(cfg=SimpleNamespace(task={"_target_": "x"})))  # type: ignore[arg-type]
+        builders.make_task(SimpleNamespace(values={"task": {"_target_": "x"}}))  # type: ignore[arg-type]
 
 
 # ---- ranks

@@ -44,7 +44,7 @@ def test_samples_are_not_augmented() -> None:
     loader, config = loader_of(0, 1, 250, f"+data.transforms.crop={shift}")
     (batch,) = loader
     loader.close()
-    with h5py.File(ROOT / config.cfg.data.path) as file:
+    with h5py.File(ROOT / config.values["data"]["path"]) as file:
         images = file["val/image"][()]
     np.testing.assert_allclose(batch["x"].numpy(), images / np.float32(255), rtol=1e-6)
 

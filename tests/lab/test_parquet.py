@@ -137,7 +137,7 @@ def test_splits_are_disjoint_shares_columns_and_files(folder: Path) -> None:
 
 def ids_of(*overrides: str) -> dict[str, list[int]]:
     config = Config.of(compose("data=parquet", "data.fields={x: emb, y: y}", "+data.fields.id=id", *overrides))
-    sets = {split: make_dataset(config, split) for split in config.cfg.data.splits}
+    sets = {split: make_dataset(config, split) for split in config.values["data"]["splits"]}
     return {s: one.gather(np.arange(len(one)))["id"].tolist() for s, one in sets.items() if one is not None}
 
 

@@ -61,7 +61,8 @@ def test_it_follows_the_run() -> None:
     cfg.seed, cfg.trainer.global_batch_size = 4, 12
     config = Config.of(cfg)
     assert (config.data.transforms["flip"]["seed"], config.data.order["batch_size"]) == (4, 12)
-    assert (config.cfg.data.transforms.flip.seed, config.cfg.data.order.batch_size) == (4, 12)
+    data = config.values["data"]
+    assert (data["transforms"]["flip"]["seed"], data["order"]["batch_size"]) == (4, 12)
     assert config.dataset["seed"] == 0  # the yaml's own
     check(before)
     assert before == compose(*RUN, *WINDOWS, f"{FLIP}}}")  # neither changes the config

@@ -180,7 +180,7 @@ def test_every_yaml_composes_and_builds(choices: list[str], tmp_path: Path) -> N
 
     rows = build_target(PROGRAM, config.dataset, split="val")
     assert next(iter(rows)) if is_stream(rows) else len(rows) > 0
-    for node in (config.data.order, *config.data.transforms.values(), *config.cfg.callback.values()):
+    for node in (config.data.order, *config.data.transforms.values(), *config.values["callback"].values()):
         assert build_target(PROGRAM, node) is not None
     assert make_task(config) is not None
     try:
