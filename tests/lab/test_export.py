@@ -169,6 +169,7 @@ def asking(self: Any, model: Any, batch: Any) -> Any:
 
 
 @WITH_ONNX
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("predict", "error", "said"),
     [
