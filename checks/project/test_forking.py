@@ -181,6 +181,8 @@ def test_no_yaml_mentions_a_part_that_is_left_out(tools: Any, tmp_path: Path) ->
         for path in (tree / "conf").rglob("*.yaml"):
             text = path.read_text()
             assert not told.search(text), (name, path.name, told.search(text))
+            if text == before[path]:
+                continue
             assert yaml.safe_load(text) == yaml.safe_load(before[path])  # only comments are deleted
             kept = text.splitlines()
             cut = [line for line in before[path].splitlines() if line not in kept]

@@ -34,7 +34,7 @@ IMPORTS = (
     "hydra._internal.core_plugins.basic_launcher", "hydra.core.global_hydra", "hydra.core.plugins", "h5py", "numpy",
     "torch", "torch.distributed", "torch.optim",
     "samebits.config", "samebits.device", "samebits.world", "samebits.runs", "samebits.loggers", "samebits.sweeps",
-    "samebits.process.parent", "samebits.sweeps.verify",
+    "samebits.process.parent", "samebits.sweeps.command", "samebits.sweeps.verify",
 )  # fmt: skip
 SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # imported at the first run with trainer=fsdp
 OTHERS = (  # for a copy of the project, and its tests
@@ -306,6 +306,17 @@ def import_all(names: Sequence[str]) -> None:
     gc.freeze()
 
 
+def fill_caches() -> None:
+    """Let Hydra and OmegaConf parse some text: their parsers build tables at the first use, which the forks inherit."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf.grammar_parser import parse
+
+    overrides = "a.b=1 a/b=[x,y] +a@b.c='d' ++a.b=0.5 ~a a.b=/x/y-1.h5 a={b:null,c:[1,2]} a=true,false"
+    OverridesParser.create().parse_overrides(overrides.split())
+    for text in ("${a.b}", "${root:}/a/${b}.h5", "${a:b,null}", "${a:${b.c},'d'}", "x_${a:}"):
+        parse(text)
+
+
 def main() -> None:
     """Serve as the warm process, and run the command in each fork."""
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -323,6 +334,8 @@ def main() -> None:
     elif is_project(str(root / "src")):
         importlib.import_module("_python")  # the project's
     import_all(names)
+    if sys.argv[4] == "0":
+        fill_caches()
     request, streams = serve(channel)
     set_death_signal(0)
     become(request, streams, {key: value for key, value in os.environ.items() if key not in before})
