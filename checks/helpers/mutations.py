@@ -811,8 +811,6 @@ NAMES: list[tuple[Any, ...]] = [
      "tests/lab/test_task_dpo.py::test_it_is_the_paper_s_loss"),
     ("src/lab/models/gpt_lora.py", "    model.requires_grad_(False)\n", "",
      "tests/lab/test_task_dpo.py::test_it_is_the_paper_s_loss"),
-    ("src/lab/config.py", "OmegaConf.create(with_run_values(plain(self.given)))", "OmegaConf.create(plain(self.given))",
-     "tests/lab/test_run_values.py::test_it_follows_the_run"),
     ("src/lab/config.py", "    values = with_run_values(plain(given))", "    values = plain(given)",
      "tests/lab/test_run_values.py::test_what_no_yaml_gives_is_the_run_s"),
     ("src/lab/project.py", '"batch_size": "trainer.global_batch_size"}', '"batch_size": "trainer.keep_best"}',

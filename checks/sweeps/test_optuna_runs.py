@@ -37,32 +37,32 @@ def trial_states(sweep: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    """1 trial, then 4: SIGKILL in the middle of the third, which goes on in its directory."""
-    long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=100", "trainer.save_every=10", "trainer.eval_every=50")
+    """1 trial, then 3: SIGKILL in the middle of the second, which goes on in its directory."""
+    long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=40", "trainer.save_every=10", "trainer.eval_every=20")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=4")
+    call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=3")
     call(*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=1")
     ended = ended_at(killed)
     assert len(ended) == 1
-    again = [*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=4"]
-    command = faulty_command("time.sleep(1000)", *again, key="trial_0002", step=50)
+    again = [*long, f"hydra.sweep.dir={killed}", "hydra.sweeper.n_trials=3"]
+    command = faulty_command("time.sleep(1000)", *again, key="trial_0001", step=25)
     process = warm.Popen(command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_for(lambda: list((killed / "trial_0002").glob("checkpoints/last_*.pt")))
+    wait_for(lambda: list((killed / "trial_0001").glob("checkpoints/last_*.pt")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_for(lambda: not processes_with(str(killed)))
     assert trial_states(killed).count("RUNNING") >= 1
     ended |= ended_at(killed)
-    newest = checkpoint_files(killed / "trial_0002" / "checkpoints")[-1]  # after SIGKILL between two writes a best one
+    newest = checkpoint_files(killed / "trial_0001" / "checkpoints")[-1]  # after SIGKILL between two writes a best one
     call(*again)
-    assert trial_states(killed) == ["COMPLETE"] * 4
-    assert f", resumed from {newest.name}" in (killed / "trial_0002" / "train.log").read_text()
+    assert trial_states(killed) == ["COMPLETE"] * 3
+    assert f", resumed from {newest.name}" in (killed / "trial_0001" / "train.log").read_text()
     assert ended.items() <= ended_at(killed).items()  # what had ended was not run again
     assert results(killed) == results(straight)
     assert [t.values for t in study_of(killed).trials] == [[r["val/loss"]] for _, r in sorted(results(killed).items())]
     nothing = call(*again)
-    assert "4 trials, 0 to run, 4 complete before" in nothing.stderr
-    assert len(job_dirs(killed)) == 4
+    assert "3 trials, 0 to run, 3 complete before" in nothing.stderr
+    assert len(job_dirs(killed)) == 3
 
 
 @pytest.mark.slow
