@@ -1,7 +1,8 @@
 """Bare loops for benchmarks/gpu.py, as written by hand. ./run python benchmarks/gpu_peers.py cifar '{"steps": 100}'
 
 Each prints one line of JSON: seconds a step of each block of `log_every` steps (the first is left out: it allocates and
-compiles), samples of a step, the peak of GPU memory in bytes.
+compiles), samples of a step, the peak of GPU memory in bytes; with "launches": true also kernels a step (on a CPU,
+operations), as the stages count them in a run of ours.
 """
 
 from __future__ import annotations
@@ -37,7 +38,23 @@ def timed(step: Callable[[int], Tensor], given: dict[str, Any], samples: int) ->
         loss.item()  # waits for the device
         blocks.append((time.perf_counter() - began) / every)
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    return {"step_s": blocks[1:], "samples": samples, "allocated": peak, "loss": loss.item()}
+    found = {"step_s": blocks[1:], "samples": samples, "allocated": peak, "loss": loss.item()}
+    return {**found, "launches": launches_of(step, device)} if given.get("launches") else found
+
+
+def launches_of(step: Callable[[int], Tensor], device: torch.device, steps: int = 10) -> float:
+    """Average of some steps after all others, so that none allocates."""
+    with torch.profiler.profile() as profile:
+        for number in range(1, steps + 1):
+            step(number)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        profile.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    kind = "kernel" if device.type == "cuda" else "cpu_op"
+    return sum(event.get("cat") == kind for event in events) / steps
 
 
 def updated(net: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:

@@ -27,12 +27,13 @@ EAGER, COMPILED, GRAPH = "eager", "compiled, channels_last", "compiled, channels
 FILL = "test_full_memory or test_the_largest_micro_batch"  # tests that want the whole memory of the GPU
 SIDE_BY_SIDE = "12"  # others at once, where pytest-xdist is there
 WORDS = "(PASSED|FAILED|SKIPPED|ERROR)"
-OUTCOME = rf"(?m)^(?:\[gw\d+\] \[ *\d+%\] {WORDS} tests/|tests/\S+::.*? {WORDS}\b)"
+MAY_NEED_A_GPU = r"(?m)\bpytest\.mark\.gpu\b|^class Test\w*\("
+OUTCOME = rf"(?m)^(?:\[gw\d+\] \[ *\d+%\] {WORDS} \S+\.py::|\S+\.py::.*? {WORDS}\b)"
 
 
 def tests(setting: Setting) -> None:
     """Every test marked gpu."""
-    files = [str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in file.read_text()]
+    files = [str(file) for file in files_of_tests()]
     several = ["-n", SIDE_BY_SIDE] if find_spec("xdist") else []
     log, status = setting.work / "tests.log", 0
     try:
@@ -53,6 +54,13 @@ def tests(setting: Setting) -> None:
         setting.add("failed", failed, target=("<=", 0))
     if status not in (0, 1, 5):  # 1: some have failed; 5: none was chosen
         raise SystemExit(f"pytest: status {status}")
+
+
+def files_of_tests() -> list[Path]:
+    """Files with a test marked gpu, own or inherited from a class of samebits.testing. Only these, because each of many
+    pytest workers imports all files, which takes 10 s for the whole folder tests."""
+    files = (file for folder in ("tests", "checks") for file in sorted((ROOT / folder).rglob("test_*.py")))
+    return [file for file in files if re.search(MAY_NEED_A_GPU, file.read_text())]
 
 
 def outcomes(log: str) -> Counter[str]:
@@ -84,14 +92,10 @@ def modes(setting: Setting) -> None:
             "default, graph": (compiled("default"), "hardware.cuda_graph=true")}  # fmt: skip
     if not setting.cuda:
         ways = {name: more for name, more in ways.items() if "graph" not in name}
-    steps, every = setting.pick(3000, 20), setting.pick(500, 5)
-    given = [*QUIET, *TRAIN_ALONE, f"trainer.max_steps={steps}", f"trainer.log_every={every}", "data.loader=device"]
-    given.append(f"hardware.precision={setting.precision}")
+    given = digits_given(setting, setting.precision)
     for model, more in {"mlp": (), "resnet": ("model=resnet", "model.width=16")}.items():
         if model == "mlp":
             ways = {**ways, "plain, fp32": ("hardware.precision=fp32",)}
-            peer = bare(setting, "mlp", steps=steps, log_every=every, precision=setting.precision)
-            setting.add("mlp, bare loop", 64 / statistics.median(peer["step_s"]), "samples/s")
         else:
             ways = {way: own for way, own in ways.items() if way in ("plain", "graph", "default, graph")}
         if setting.only:
@@ -104,6 +108,32 @@ def modes(setting: Setting) -> None:
         for way in list(ways)[1:] if "plain" in ways else ():
             ratio = statistics.median(a / b for a, b in zip(found[way], found["plain"]))
             setting.add(f"{model}, {way} / plain", ratio, "")
+
+
+STEPS_OF_DIGITS = (3000, 20), (500, 5)  # of a run, and of a log; the second ones are small
+
+
+def digits_given(setting: Setting, precision: str) -> list[str]:
+    steps, every = (setting.pick(*sizes) for sizes in STEPS_OF_DIGITS)
+    given = [*QUIET, *TRAIN_ALONE, f"trainer.max_steps={steps}", f"trainer.log_every={every}", "data.loader=device"]
+    return [*given, f"hardware.precision={precision}"]
+
+
+def mlp(setting: Setting) -> None:
+    """The default MLP beside a bare loop, in fp32, which precision=auto takes, and in bf16: samples/s, launches."""
+    steps, every = (setting.pick(*sizes) for sizes in STEPS_OF_DIGITS)
+    for kind in ("fp32", "bf16"):
+        own, hand, given = [], [], digits_given(setting, kind)
+        for _ in range(setting.rounds):
+            own.append(ours(setting, "mlp", *given).speed())
+            setting.add(f"mlp, {kind}", statistics.median(own), "samples/s")
+            peer = bare(setting, "mlp", steps=steps, log_every=every, precision=kind, launches=True)
+            hand.append(peer["samples"] / statistics.median(peer["step_s"]))
+            setting.add(f"bare loop, {kind}", statistics.median(hand), "samples/s")
+            setting.add(f"ours / bare, {kind}", statistics.median(a / b for a, b in zip(own, hand)), "", (">=", 0.99))
+        traced = trace_of(setting, partial(ours, setting, "trace", *given))
+        setting.add(f"launches a step, {kind}", launches(traced, setting.cuda))
+        setting.add(f"launches a step, bare loop, {kind}", peer["launches"])
 
 
 # ---- CIFAR
@@ -169,7 +199,7 @@ def cifar_way(setting: Setting, name: str, target: float) -> None:
         setting.add(f"bound by, {name}", simple.profile["bound_by"])
         clean = ran if setting.cuda else simple  # on a CPU FLOP are counted with a profiler only
     setting.add(f"model FLOP/s, {name}", clean.speed("perf/tflop_per_s"), "TFLOP/s")
-    traced = trace_of(setting, *overrides)
+    traced = trace_of(setting, partial(cifar_ours, setting, "trace", steps, *overrides, "data.loader=device"))
     setting.add(f"launches a step, {name}", launches(traced, setting.cuda))
     busy = busy_s(traced) if setting.cuda else None
     share = busy and 100 * busy * statistics.median(own) / size["batch"]
@@ -178,11 +208,11 @@ def cifar_way(setting: Setting, name: str, target: float) -> None:
         raise SystemExit(f"GPU busy {share:.1f} %: kernels of other steps are counted")
 
 
-def trace_of(setting: Setting, *overrides: str) -> list[dict[str, Any]]:
-    """Events of a trace of 10 (3) steps."""
+def trace_of(setting: Setting, run: Callable[..., Ran]) -> list[dict[str, Any]]:
+    """Events of a trace of 10 (3) steps of a run, which takes more overrides."""
     active, wait = setting.pick(10, 3), setting.pick(40, 1)
-    more = ("profiler=torch", f"profiler.wait={wait}", f"profiler.active={active}", "data.loader=device")
-    ran = cifar_ours(setting, "trace", wait + active + 8, *overrides, *more)
+    more = ("profiler=torch", f"profiler.wait={wait}", f"profiler.active={active}")
+    ran = run(*more, f"trainer.max_steps={wait + active + 8}")
     events = json.loads((ran.folder / "profile/trace_rank0.json").read_text())["traceEvents"]
     return [event for event in events if event.get("ph") == "X"]
 
@@ -329,7 +359,7 @@ def images(setting: Setting) -> None:
     command = [sys.executable, str(HERE / "image_stages.py"), "--device", setting.device, *size]
     status, said, errors = finished([*command, "--folder", str(setting.work)], environment_of(setting))
     if status:
-        raise SystemExit(errors[-6000:])
+        raise SystemExit(f"image_stages.py: status {status}\n{errors[-6000:]}")
     for name, rate in re.findall(r"(?m)^  (\S.*?) +([\d,]+) images/s", said):
         needed = (">=", 3000.0) if name.startswith("all") else None
         setting.add(name.strip(), float(rate.replace(",", "")), "images/s", needed)
@@ -373,6 +403,9 @@ def cifar94(setting: Setting, file: Path | None) -> None:
         name = ", ".join(one.removeprefix("hardware.") for one in more) or "eager"
         images = setting.pick(500_000, 2560)
         setting.add(f"seconds of training, {name}", images / ran.speed(), "s", ("<=", 4.0))
+    alone = ("data.splits.test=null", "trainer.max_epochs=null", "data.loader=device")
+    traced = trace_of(setting, partial(cifar94_ours, setting, file or cifar_file(setting), *alone))
+    setting.add("launches a step, eager", launches(traced, setting.cuda))
     accuracy = read_result(ran).get("test/accuracy") if file else "needs --cifar10 FILE.h5"
     setting.add("test accuracy", accuracy, "", (">=", 0.94))
 

@@ -8,6 +8,7 @@ one of a core's: what else runs there takes the core away, and hardly changes th
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ import numpy as np
 import torch
 from read_common import interleaved, report
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+import _python  # noqa: F401 - it finds the libraries, which nobody has installed on a lent GPU
 from h5rows import Dataset
 from lab.transforms.augment import TrivialAugment
 from lab.transforms.fields import Normalize, RandomFlip, ToFloat

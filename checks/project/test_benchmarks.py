@@ -27,7 +27,7 @@ import gpu_common
 import operations
 import scale
 from gpu_common import Figure, Setting, as_table, finished, processes_of
-from gpu_stages import busy_s, launches
+from gpu_stages import busy_s, files_of_tests, launches, outcomes
 from PIL import Image
 
 EXPECTED = {
@@ -38,6 +38,7 @@ EXPECTED = {
     "gpt2_loss": {"ours / nanoGPT, eager, loss compiled"},
     "gpt2_compiled": {"GPT-2 124M, compiled", "ours / nanoGPT, compiled"},
     "vocabulary": {"padded / odd"},
+    "mlp": {f"{what}, {kind}" for what in ("ours / bare", "launches a step, bare loop") for kind in ("fp32", "bf16")},
     "loaders": {"threads / device", "workers / device"},
     "precision": {"speed of bf16 / fp32", "memory of bf16, logits in pieces / fp32"},
     "images": {"read: 196,608 bytes a row", "all, as in experiment=imagenet"},
@@ -285,6 +286,34 @@ def test_figures_are_written_as_they_come_and_a_command_is_ended_with_all_it_sta
         finished(["sh", "-c", f"{mark} & {mark}"], os.environ, 0.3)
     wait_for(lambda: not processes_of(Path(mark.split()[1])))
     assert finished(["sh", "-c", "echo a; echo b >&2; exit 3"], os.environ) == (3, "a\n", "b\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["gpu_ours", "gpu_peers", "image_stages"])
+def test_scripts_of_gpu_find_libraries_that_are_not_installed(script: str) -> None:
+    """A lent GPU has torch and numpy, but nobody has installed this project there. -S: no .pth file is read."""
+    code = f"import {script}, lab, samebits, h5rows; print(lab.__file__, samebits.__file__, h5rows.__file__)"
+    elsewhere = [path for path in sys.path if path.endswith("site-packages")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), *elsewhere])}
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(Path(file).is_relative_to(ROOT) for file in done.stdout.split())
+
+
+def test_the_stage_of_tests_has_every_file_with_a_test_for_a_gpu() -> None:
+    """And reads the outcomes of tests in any folder, by the lines of pytest -vv with xdist or without."""
+    folders = ("tests", "checks", *(f"packages/{name}/tests" for name in ("samebits", "h5rows")))
+    known = [file for folder in folders for file in (ROOT / folder).rglob("test_*.py")]
+    marked = {file for file in known if re.search(r"(?m)^ *(@|pytestmark = )pytest\.mark\.gpu\b", file.read_text())}
+    inherited = {file for file in known if re.search(r"(?m)^class \w+\(TaskTests\b", file.read_text())}
+    assert marked
+    assert inherited
+    assert marked | inherited <= {*files_of_tests()}
+    log = (
+        "[gw0] [ 10%] PASSED checks/project/test_gpu.py::test_a \n[gw1] [ 20%] SKIPPED tests/lab/test_a.py::test_b\n"
+        "checks/project/test_gpu.py::test_c PASSED   [ 50%]\nFAILED checks/project/test_gpu.py::test_d - no\n"
+    )
+    assert outcomes(log) == {"PASSED": 2, "SKIPPED": 1}
 
 
 def event(ts: float, dur: float, cat: str = "kernel", name: str = "k") -> dict[str, Any]:
