@@ -90,6 +90,17 @@ def test_rows_with_fewer_scores_are_marked() -> None:
     assert not any("fewer scores" in note for note in facts(equal).groups.notes)
 
 
+@pytest.mark.parametrize("pause", [0.0, 36_000.0])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_pause_before_a_resume_uses_no_energy(pause: float, after: int) -> None:
+    """Whichever log is the first one of the resumed command; the command itself takes as long as the others."""
+    watts = [100.0, 200.0, 400.0, 300.0]
+    seconds = [(10 * n, 100.0 * n + pause * (n > after)) for n in range(1, 5)]
+    power = {POWER: [(10 * n, each) for n, each in enumerate(watts, 1)]}
+    one = replace(job(0, {"seed": 0}, 0.1, spent_s=400.0, gpus=("H100",)), curves=power, seconds=seconds)
+    assert cost(study([one])).energy_kwh == pytest.approx(sum(watts) * 100 / 3.6e6)
+
+
 def test_hours_and_energy_are_sums_of_what_was_measured() -> None:
     watts = {"curves": {POWER: [(10, 300.0), (20, 500.0)]}, "seconds": [(10, 100.0), (20, 200.0)]}
     two = job(0, {"seed": 0}, 0.1, spent_s=360.0, gpus=("H100", "H100"))

@@ -116,16 +116,28 @@ def cost(study: Study) -> Cost:
 
 def energy_j(job: Job) -> float | None:
     """Return the energy of a job's GPUs in joules: the logged means of their power times the time since the log before,
-    for the whole time of the job. None if no power was logged."""
+    without pauses before a resume, for the whole time of the job. None if no power was logged."""
     power, at = job.curves.get(POWER), dict(job.seconds)
     if not power or job.spent_s is None:
         return None
     times = [at[step] for step, _ in power]
-    spans = [times[0], *(now - before for before, now in pairwise(times))]
+    spans = without_pauses([times[0], *(now - before for before, now in pairwise(times))], job.spent_s)
     joules = sum(watts * span for (_, watts), span in zip(power, spans))
     if not (covered := sum(spans)):
         return power[-1][1] * job.spent_s
     return joules * job.spent_s / covered  # the mean power also holds for the start and for evaluations
+
+
+def without_pauses(spans: Sequence[float], spent_s: float) -> list[float]:
+    """Return the spans, the longest of them shortened to one length so that their sum is at most spent_s: a span may
+    include a pause before a resume, in which the job used no time."""
+    left = spent_s
+    for number, span in enumerate(sorted(spans)):
+        limit = left / (len(spans) - number)
+        if span > limit:
+            return [min(each, limit) for each in spans]
+        left -= span
+    return [*spans]
 
 
 def lines(study: Study) -> list[str]:
