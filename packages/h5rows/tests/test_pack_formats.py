@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import io
+import math
 import os
 import re
 import struct
@@ -269,6 +270,18 @@ def test_zarr(tmp_path: Path, version: Any) -> None:
         np.testing.assert_array_equal(file["test/x"][:], x[40:])
     with pytest.raises(ConfigError, match=r"shuffle=True: this format is slow"):
         run(tmp_path / "a.zarr", shuffle=True)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (3, 4), (1, 1), (2, 1, 3)])
+def test_zarr_in_column_major_order(shape: tuple[int, ...], tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    values, root = (
+        np.arange(math.prod(shape)).reshape(shape),
+        zarr.open_group(str(tmp_path / "a.zarr"), mode="w", zarr_format=2),
+    )
+    root.create_array("x", shape=shape, chunks=shape, dtype=values.dtype, order="F")[...] = values
+    with run(tmp_path / "a.zarr") as file:
+        assert file["x"][()].tolist() == values.tolist()
 
 
 @pytest.mark.parametrize(("kind", "wide"), [("bfloat16", "f4"), ("float8_e4m3fn", "f4"), ("int4", "i1")])

@@ -184,6 +184,13 @@ def test_arrays_that_are_no_numbers(tmp_path: Path, array: np.ndarray) -> None:
     assert "only numbers can be stored" in refused(tmp_path / "a.npy")
 
 
+def test_strings_of_zarr(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    root = zarr.open_group(str(tmp_path / "a.zarr"), mode="w", zarr_format=2)
+    root.create_array("x", shape=(2,), chunks=(2,), dtype="S3", fill_value=None)[:] = [b"ab", b"abc"]
+    assert "only numbers can be stored" in refused(tmp_path / "a.zarr")
+
+
 def test_tensors(tmp_path: Path) -> None:
     x, path = torch.arange(6.0).reshape(3, 2), tmp_path / "a.pt"
     for made, values in (

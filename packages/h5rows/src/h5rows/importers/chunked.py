@@ -102,6 +102,8 @@ def described(folder: Path, files: Sequence[str]) -> tuple[str, dict[str, Any], 
         own = about.pop("attributes", {})
         return "zarr3" if about.get("node_type") == "array" else "", about, own
     if {".zarray", ".zgroup"} & set(said):
+        if len(said.get(".zarray", {}).get("shape", ())) == 1:
+            said[".zarray"]["order"] = "C"  # equal to "F" for one axis, and tensorstore refuses "F" there
         return "zarr" if ".zarray" in said else "", said.get(".zarray", {}), said.get(".zattrs", {})
     if about := said.get("attributes.json"):
         own = {key: about.pop(key) for key in set(about) - OWN}

@@ -138,7 +138,7 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
             members = [what.dtype[n] for n in what.dtype.names] if what.dtype.names else [what.dtype]
             plain = any(map(is_readable, members)) and not what.dtype.hasobject
             h5py.h5t.py_create(what.dtype, logical=True)
-        except TypeError:
+        except (TypeError, ValueError):  # ValueError: bytes of no length, as tensorstore has for zarr's strings
             plain = False
         if not plain:
             problem = f"{where}: field {name!r} is of type {what.dtype}, but only numbers can be stored"
