@@ -24,7 +24,7 @@ from samebits.checkpoints import load_weights
 from samebits.compiling import compile_blocks
 from samebits.device import resolve_auto_as_recorded, resolve_hardware
 from samebits.errors import ConfigError
-from samebits.world import process_group, world_of_one
+from samebits.world import check_no_rank, dist_env, process_group, world_of_one
 
 # an evaluation reads these groups and, of `trainer`, the keys that choose its samples and batches
 READ = ("data", "hardware", "model", "quantization", "rules", "seed", "task")
@@ -108,6 +108,8 @@ def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str
 
 def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, float]:
     """Return {loss, <metric>, ...} of the checkpoint on a split. overrides: key=value for the run's config."""
+    if dist_env.size not in (None, 1):
+        check_no_rank("an evaluation uses one process")
     run = restore(path, split, overrides)
     hardware = run.experiment.hardware
     hardware.apply(run.experiment.config.hardware)

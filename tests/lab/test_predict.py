@@ -19,6 +19,7 @@ from lab.loaders import make_dataset
 from lab.predict import ACTIVATIONS, Prediction
 from lab.predict import predict as write
 from lab.program import PROGRAM
+from lab.restore import score_checkpoint
 from lab.transforms.fields import compose as transformed
 from samebits.errors import ConfigError, RunFailed
 from samebits.predictions import Part, assemble
@@ -195,3 +196,15 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     Part(tmp_path / "0.h5").close()
     with pytest.raises(RunFailed, match=r"out\.h5: cannot be written: No such file or directory$"):
         assemble([tmp_path / "0.h5"], tmp_path / "missing" / "out.h5", {})
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_variables_of_torchrun_that_a_shell_has_are_named(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    what = Prediction([tmp_path], "test", tmp_path / "p.h5", [], [])
+    start = {"predict": lambda: write(what, None, False), "evaluate": lambda: score_checkpoint(tmp_path, "test", [])}
+    with pytest.raises(ConfigError, match=r"without torchrun or srun.* type: unset RANK WORLD_SIZE LOCAL_RANK$"):
+        start[command]()

@@ -18,7 +18,7 @@ from samebits.predictions import Part, Spec, assemble, check_target
 from samebits.process.parent import first_failure
 from samebits.process.rank import collective_timeout_s
 from samebits.signals import STOP_SIGNALS, temporary_folder
-from samebits.world import RankLauncher, World, dist_env, process_group, recording_failures
+from samebits.world import RankLauncher, World, check_no_rank, dist_env, process_group, recording_failures
 
 Rows = Callable[
     [World], Iterable[tuple[np.ndarray, dict[str, Any]]]
@@ -36,8 +36,7 @@ def write_predictions(
     exists and overwrite is false.
     """
     check_target(out, overwrite)
-    if dist_env.size is not None:
-        raise ConfigError("this command starts its own processes: run it without torchrun or srun, and add --procs 8")
+    check_no_rank("this command starts its own processes", remedy=", and add --procs 8")
     if num_procs is not None and num_procs < 1:
         raise ConfigError(f"--procs {num_procs}: must be at least 1")
     count = num_procs or max(1, count_gpus())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from samebits.errors import ConfigError
 from samebits.host import count_gpus
 from samebits.world.cluster import cluster_role, gpu_index, rank_variables
 
@@ -74,6 +75,16 @@ class DistEnv:
 
 
 dist_env = DistEnv()
+
+
+def check_no_rank(command: str, remedy: str = "") -> None:
+    """Raise ConfigError if this process is a rank, or its shell has the variables of one. command: what cannot be one;
+    remedy: how to get several processes."""
+    if dist_env.is_rank:
+        raise ConfigError(
+            f"{command} - run it without torchrun or srun{remedy}; if this shell has their variables, type: unset RANK "
+            "WORLD_SIZE LOCAL_RANK"
+        )
 
 
 def first_rank(local_size: int) -> int:

@@ -47,7 +47,7 @@ from samebits.schema import plain
 from samebits.signals import temporary_folder
 from samebits.status import CHECKPOINTS, METRICS, RESULT, read_status, step_of
 from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
-from samebits.world import AT_STEP, MAX_TIME, dist_env
+from samebits.world import AT_STEP, MAX_TIME, check_no_rank
 
 HERE, OWN = "here", "own"  # code of the second run: the current files; the run's commit
 ROUNDING = 1e-2  # relative difference that is allowed if the environment rounds differently
@@ -96,8 +96,7 @@ def verify(
     None: a temporary one. rounding: largest relative difference that counts as equal; None: 0, or ROUNDING if the
     environment differs. overrides: key=value, as for a resume. diff: use OWN with the run's uncommitted.diff. OWN and
     diff execute code of the run, which may be from a stranger, so they are never the default."""
-    if dist_env.size is not None:
-        raise ConfigError("verify starts its own processes - run it without torchrun or srun")
+    check_no_rank("verify starts its own processes")
     if rounding is not None and not 0 <= rounding < 1:
         raise ConfigError(f"--rounding {rounding}: must be a relative difference, >= 0 and < 1")
     if not holds_run(run):
