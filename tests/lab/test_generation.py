@@ -242,6 +242,16 @@ def test_small_cases_of_boxes() -> None:
     assert overlap(boxes[0], boxes[0, 2:])[:, 0].tolist() == [0.75, 0, 1]
 
 
+@pytest.mark.parametrize("name", ["boxes", "scores"])
+def test_the_score_of_a_model_that_has_diverged_is_nan(name: str) -> None:
+    output, batch = drawn_boxes()
+    output[name].view(-1)[0] = math.nan
+    output["labels"][0] = 0
+    assert math.isnan(box_score(BoxPrecision(3), output, batch))
+    output["labels"][0] = -1  # padding
+    assert math.isfinite(box_score(BoxPrecision(3), output, batch))
+
+
 def test_equal_scores_do_not_depend_on_the_order_of_samples() -> None:
     output, batch = drawn_boxes()
     output["scores"] = (output["scores"] * 4).round()

@@ -27,8 +27,8 @@ class BoxPrecision:
     In each sample the boxes of a class are matched in the order of their scores, each with the free target of the
     largest overlap. All boxes count; COCO's code uses the best 100 of a class in each sample. Precision is interpolated
     at 101 recalls. Boxes with equal scores are counted together, so the result does not depend on the order of the
-    samples. Classes without targets are left out; NaN without any target. Memory: each rank stores the scores and hits
-    of its boxes; `compute` gathers them.
+    samples. Classes without targets are left out. NaN without any target, and if a score is NaN or a box is not finite.
+    Memory: each rank stores the scores and hits of its boxes; `compute` gathers them.
     """
 
     def __init__(self, num_classes: Count, overlaps: Sequence[Share] = (0.5,)) -> None:
@@ -65,7 +65,8 @@ class BoxPrecision:
             order = scores.double().argsort(descending=True, stable=True)
             order = order[labels[order] >= 0]
             hits = matched(boxes[order], labels[order], true_boxes, true_labels, self.overlaps)
-            self.found.append((scores[order].double(), labels[order].long(), hits))
+            scores = scores.double().where(boxes.isfinite().all(1), math.nan)
+            self.found.append((scores[order], labels[order].long(), hits))
 
     def compute(self, world: World) -> float:
         """Return the mean average precision over all ranks. All ranks must call it, including ranks without samples."""
@@ -75,6 +76,8 @@ class BoxPrecision:
             columns = [torch.cat([to_cpu(part) for part in world.all_gather(one.to(world.device))]) for one in columns]
         scores, labels, hits = columns
         targets = to_cpu(world.all_reduce_sum(self.targets.to(world.device, copy=True)))
+        if scores.isnan().any():  # the model has diverged
+            return math.nan
         known = [
             precision(scores[labels == c], hits[labels == c], int(targets[c])) for c in targets.nonzero().flatten()
         ]
