@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
+import pytest
 from omegaconf import OmegaConf
 
 from samebits.runs.directory import to_yaml
+from samebits.saved.config import LoaderOfC, config_loader
+
+
+def test_the_loader_of_configs_is_found_where_omegaconf_2_4_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loader uses libyaml, and a class of libyaml's loader and a subclass of it has no order of methods."""
+
+    class Rules(LoaderOfC):  # type: ignore[misc, valid-type]
+        pass
+
+    module = ModuleType("omegaconf._yaml")
+    module.get_yaml_loader = lambda: Rules  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delattr("omegaconf._utils.get_yaml_loader", raising=False)
+    assert config_loader() is Rules
 
 
 def test_yaml_in_parts_is_the_yaml_of_the_whole() -> None:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig
-from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from samebits.errors import ConfigError, CorruptFileError
@@ -37,8 +36,19 @@ OF_WANDB = re.compile(r"(offline-)?run-")  # folders below wandb/ that the libra
 _said: set[tuple[Path | str, str]] = set()  # warnings that this process has already printed
 MOST_NODES, DEEPEST, LONGEST = 50_000, 50, 1 << 16  # values in a saved yaml, levels, characters of one value
 LoaderOfC = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml: 1 ms per config instead of 10 ms
-# OmegaConf's rules for numbers and repeated keys, with libyaml's parser if yaml has it
-ConfigLoader: Any = type("ConfigLoader", (*(LoaderOfC,) * hasattr(yaml, "CSafeLoader"), get_yaml_loader()), {})
+
+
+def config_loader() -> Any:
+    """Return a loader with OmegaConf's rules for numbers and repeated keys, and libyaml's parser if yaml has it."""
+    try:
+        from omegaconf._yaml import get_yaml_loader  # since OmegaConf 2.4, which uses libyaml itself
+    except ImportError:
+        from omegaconf._utils import get_yaml_loader
+    rules = get_yaml_loader()
+    return rules if issubclass(rules, LoaderOfC) else type("ConfigLoader", (LoaderOfC, rules), {})
+
+
+ConfigLoader = config_loader()
 
 
 def read_config(project: Project, directory: Path) -> DictConfig:
