@@ -25,7 +25,7 @@ from samebits.sweeps.search.drive import driving
 
 
 def lacking(number: int) -> Callable[..., Any]:
-    def call(*_: Any) -> None:
+    def call(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     return call

@@ -171,6 +171,8 @@ def _mark(marker: Path, wait_s: float) -> SoftFileLock:
     try:
         lock.acquire()
     except Timeout:
+        if not marker.exists():  # filelock before 4.2 removes the marker of a dead process, but does not try again
+            return _mark(marker, wait_s)
         raise Busy(f" - {marker} names {_named(*_holder(marker))}; delete it if that process is gone") from None
     return lock
 
