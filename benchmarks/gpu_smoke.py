@@ -60,6 +60,8 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "graph, gpt, muon, skip": (GRAPH, *GPT, "optim=muon", "trainer.non_finite=skip"),
     "graph, vae": (GRAPH, "task=vae", "model=autoencoder"),
+    "graph, byol": (GRAPH, "task=byol", "model.num_outputs=16"),
+    "graph, lion, plateau, average": (GRAPH, "optim=lion", "optim/schedule=plateau", "trainer.ema_decay=0.9"),
     **{precision: ("hardware.precision=" + precision, *RESNET) for precision in ("fp32", "tf32", "bf16", "fp16")},
     "fp16 + skip": ("hardware.precision=fp16", "trainer.non_finite=skip", *RESNET),
     "bf16-weights": ("hardware.precision=bf16-weights", *RESNET),

@@ -47,6 +47,11 @@ WAYS = [
         ("pruning.sparsity=0.8", "pruning.every=2", "quantization.weight_bits=8", "trainer.ema_decay=0.9"),
         marks=pytest.mark.slow,
     ),
+    pytest.param(("task=byol", "model.num_outputs=16"), marks=(needs("conf/task/byol.yaml"), pytest.mark.slow)),
+    pytest.param(
+        ("optim=lion", "optim/schedule=plateau", "trainer.ema_decay=0.9"),
+        marks=(needs("conf/optim/lion.yaml"), pytest.mark.slow),
+    ),
     pytest.param(("optim=muon",), marks=(needs("conf/optim/muon.yaml"), pytest.mark.slow)),
 ]
 
