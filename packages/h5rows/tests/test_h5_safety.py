@@ -22,7 +22,7 @@ from running import limit
 
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
-from h5rows.reading import filters
+from h5rows.reading import fields, filters
 
 SRC = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 ROOT = {"all": {"group": "/"}}
@@ -346,6 +346,23 @@ with h5py.File(sys.argv[1], "w", libver="latest") as file:
         print(k, flush=True)
         sys.stdin.readline()
 """
+
+
+def test_the_rows_that_a_swmr_writer_has_appended_to_all_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.arange(12)
+    for name, rows in {"a": 5, "b": 3}.items():
+        with h5py.File(tmp_path / f"{name}.h5", "w", libver="latest") as file:
+            file["x"], file["y"], file["group"] = values[:rows], values[: rows + 2], values[: rows + 4] // 2
+    paths = [str(tmp_path / "a.h5"), str(tmp_path / "b.h5")]
+    monkeypatch.setattr(fields, "plan", None)  # positions are not used: the writer may move what it appends to
+    shares = {"all": {"group": "/", "rows": [0, 1], "by": "group"}}
+    for splits in (ROOT, shares):
+        data = Dataset(paths, {"x": "x", "y": "y"}, "all", splits, swmr=True)
+        expected = [0, 1, 2, 3, 4, 0, 1, 2]
+        assert [rows.tolist() for rows in data[:].values()] == [expected, expected]
+        assert data.column("y").tolist() == expected
 
 
 @pytest.mark.slow

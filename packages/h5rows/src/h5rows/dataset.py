@@ -152,7 +152,7 @@ class Dataset:
                         what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
                         remedy = "to remove such rows, or a number, such as -1, to replace the class"
                         raise ConfigError(f"{what}: set {argument(f'missing.{field}', 'drop')} {remedy}")
-            rows = self._common_length(file_name)
+            rows = self._common_length(file_name, swmr)
             chosen: np.ndarray | range = range(rows)
             if entry.get("index") is not None:
                 key = argument(f"splits.{split}.index")
@@ -264,8 +264,10 @@ class Dataset:
         distinct, codes = once(self._files, ("column", group, name, encoding), read, swmr, external)
         return distinct, codes if self._rows is None else codes[np.asarray(self._rows)]
 
-    def _common_length(self, path: str) -> int:
+    def _common_length(self, path: str, swmr: bool) -> int:
         rows = {field: len(shards[-1]) for field, shards in self._fields.items()}
+        if swmr:  # a writer appends to one field after the other
+            return min(rows.values())
         if len(set(rows.values())) > 1:
             raise ConfigError(f"{path}: fields have different numbers of rows: {rows}; they must be equal in a split")
         return next(iter(rows.values()))
@@ -497,7 +499,8 @@ class Dataset:
 
     def column(self, field: str) -> np.ndarray:
         """Return all values of a field, by row. For strings and samples that differ in length, return the lengths."""
-        values = np.concatenate([shard.column() for shard in self._fields[field]])
+        sizes = np.diff(self._starts)
+        values = np.concatenate([shard.column()[:rows] for shard, rows in zip(self._fields[field], sizes, strict=True)])
         return values if self._rows is None else values[np.asarray(self._rows)]
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
@@ -728,7 +731,7 @@ def column_of(
     with open_file(path, swmr, cache_gb) as file:
         own = key.removeprefix(ConfigError.group)
         try:
-            field, _ = Opened(file, group, {own: name}, ChunkCache(0), False, external, encoding=encoding).field(own)
+            field, _ = Opened(file, group, {own: name}, ChunkCache(0), swmr, external, encoding=encoding).field(own)
         except ConfigError as error:
             raise ConfigError(str(error).replace(f"fields.{own}", own)) from None
         if field.text:
