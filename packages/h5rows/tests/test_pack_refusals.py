@@ -333,6 +333,18 @@ def test_numbers_of_an_lmdb_that_no_type_holds(tmp_path: Path) -> None:
     assert run(tmp_path / "b", kinds={"value": "float"})["value"].tolist() == [12.3456789012, 16777217]
 
 
+def test_a_named_database_of_an_lmdb(tmp_path: Path) -> None:
+    lmdb, value = pytest.importorskip("lmdb"), b"a value that has as many bytes as LMDB's record."
+    assert len(value) == 48
+    with lmdb.open(str(tmp_path / "a")) as made, made.begin(write=True) as txn:
+        txn.put(b"0", value)
+        txn.put(b"sub", value)
+    assert run(tmp_path / "a")["value/values"].tobytes() == 2 * value
+    with lmdb.open(str(tmp_path / "a"), max_dbs=1) as made:
+        made.open_db(b"other")
+    assert "key b'other' is a named database" in refused(tmp_path / "a")
+
+
 def test_damaged_chunks_are_one_line(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     made = zarr.open_group(str(tmp_path / "a.zarr"), mode="w").create_array(

@@ -22,6 +22,7 @@ from h5rows.source import BadSample, Field
 
 RESERVED = re.compile(rb"__.*__", re.DOTALL)
 COUNTS = re.compile(rb"num[-_ ]?samples|length|len|size|count", re.IGNORECASE)
+NAMED_BYTES = 48  # of the record of a named database
 NUMBERED = re.compile(rb"(?P<field>.*?)[-_:/ ]*(?P<number>\d+)", re.DOTALL)
 
 
@@ -49,10 +50,15 @@ class LmdbSource(EncodedSource):
 
     def _list_keys(self) -> tuple[list[bytes], list[str]]:
         """Return (keys ordered by sample and field, names of the fields)."""
-        with self._open().begin() as txn:
+        with self._open().begin(buffers=True) as txn:  # values are not copied
             keys = [bytes(k) for k in txn.cursor().iternext(values=False)]
             if twice := next((a for a, b in itertools.pairwise(keys) if a == b), None):
                 raise ConfigError(f"{self.path}: key {twice!r} has several values; use one key per value")
+            if inner := next(
+                (key for key in keys if len(txn.get(key)) == NAMED_BYTES and self._is_named(key, txn)), None
+            ):
+                what = f"{self.path}: key {inner!r} is a named database, and only the main one is read"
+                raise ConfigError(f"{what}; copy its keys to an environment of their own")
             others = [key for key in keys if not RESERVED.fullmatch(key) and not COUNTS.fullmatch(key)]
             if not others or not all(map(NUMBERED.fullmatch, others)):  # if a key has no number, all keys are samples
                 others = [key for key in keys if not RESERVED.fullmatch(key)]
@@ -65,12 +71,23 @@ class LmdbSource(EncodedSource):
                     self.account.leave("keys", repr(key)[1:], f"{len(value):,} bytes that belong to no sample")
         return kept, names
 
+    def _is_named(self, key: bytes, txn: Any) -> bool:
+        """Return True if a key of the main database is the name of another database, whose record LMDB would return."""
+        import lmdb
+
+        try:
+            self._open().open_db(key, txn=txn, create=False)
+        except lmdb.Error:
+            return False
+        return True
+
     def _open(self) -> Any:
         if self._env is None:
             import lmdb
 
             try:
-                place, how = str(self.path), {"readonly": True, "lock": False, "readahead": False}
+                place = str(self.path)
+                how: dict[str, Any] = {"readonly": True, "lock": False, "readahead": False, "max_dbs": 1}
                 self._env = lmdb.open(place, subdir=self.path.is_dir(), **how)
             except lmdb.Error as error:
                 raise ConfigError(f"{self.path} cannot be opened as LMDB: {error}") from None
