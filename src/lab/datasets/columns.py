@@ -147,6 +147,7 @@ class Columns:
 
     def _learn(self, key: str, name: str, kind: Any, where: str, first: Callable[[str], Any]) -> np.dtype | None:
         """Store the shape of a column's cells. Return the dtype of its numbers; None for strings."""
+        import pyarrow as pa
         import pyarrow.types as pt
 
         shape, cells = [], first(name) if is_list(kind) else None
@@ -163,7 +164,7 @@ class Columns:
         if pt.is_string(kind) or pt.is_large_string(kind):
             return None
         if pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind):
-            return np.dtype(kind.to_pandas_dtype())
+            return pa.array([], kind).to_numpy(zero_copy_only=False).dtype  # to_pandas_dtype may need pandas
         raise ConfigError(f"{key}: {where}: column {name!r} is {kind}; numbers, lists and strings are read - {PACK}")
 
     def _values(self, field: str, name: str, cells: Any, where: str) -> np.ndarray:

@@ -104,12 +104,14 @@ def is_list(kind: Any) -> bool:
 
 def number_type(kind: Any) -> np.dtype:
     """Return the NumPy type of an arrow type, or of the values of its lists. Raise ValueError if it is not numeric."""
+    import pyarrow as pa
     import pyarrow.types as pt
 
     inner = kind.value_type if is_list(kind) else kind
     if not (pt.is_integer(inner) or pt.is_floating(inner) or pt.is_boolean(inner) or pt.is_null(inner)):
         raise ValueError(f"is {kind}; numbers, strings and bytes are read")
-    return np.dtype(np.float32 if pt.is_null(inner) else inner.to_pandas_dtype())
+    # not to_pandas_dtype, for which pyarrow before 26 needs pandas
+    return np.dtype(np.float32) if pt.is_null(inner) else pa.array([], inner).to_numpy(zero_copy_only=False).dtype
 
 
 def exact(cells: Any, dtype: np.dtype | None) -> np.ndarray:
