@@ -213,3 +213,63 @@ def test_a_rehearsal_compiles_nothing_and_decides_nothing_of_what_is_compiled(
     assert_equal(last_checkpoint(one), last_checkpoint(other))
     again = [re.findall(r"recompiled: (\w+)", (run / "train.log").read_text()) for run in (one, other)]
     assert again[0] == again[1]
+
+
+SEEDS = '''
+import torch
+from lab.models.mlp import MLP
+from lab.tasks.supervised import Supervised
+
+class InInit(MLP):
+    def __init__(self, **arguments):
+        torch.manual_seed(0)
+        super().__init__(**arguments)
+
+class InForward(MLP):
+    def forward(self, x):
+        if self.training:
+            torch.manual_seed(0)
+        return super().forward(x)
+
+class Forks(MLP):
+    """Draws constant numbers, and restores the generator."""
+    def __init__(self, **arguments):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+        super().__init__(**arguments)
+
+    def forward(self, x):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+        return super().forward(x) + torch.rand((), generator=torch.Generator().manual_seed(0))
+
+class InSetup(Supervised):
+    def setup(self, model):
+        torch.manual_seed(0)
+
+class InLosses(Supervised):
+    def losses(self, model, batch):
+        torch.manual_seed(0)
+        return super().losses(model, batch)
+'''
+OF_WEIGHTS = "own.{} has random numbers that do not depend on `seed`, so all seeds may begin with the same weights, because it sets torch's seed:"
+OF_STEPS = "{} may draw the same random numbers, such as dropout masks, in each step, because it sets torch's seed:"
+SEED_CASES = [
+    ("model", "InInit", OF_WEIGHTS.format("InInit")),
+    ("model", "InForward", OF_STEPS.format("InForward or Supervised")),
+    ("model", "Forks", None),
+    ("task", "InSetup", OF_WEIGHTS.format("InSetup")),
+    ("task", "InLosses", OF_STEPS.format("MLP or InLosses")),
+]
+
+
+@pytest.mark.one_quick(1)
+@pytest.mark.parametrize(("key", "kind", "line"), SEED_CASES, ids=[kind for _, kind, _ in SEED_CASES])
+def test_code_that_sets_torch_s_seed_is_named_once(
+    own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], key: str, kind: str, line: str | None
+) -> None:
+    own.write_text(SEEDS)
+    start_run(tmp_path / "a", *QUICK, "trainer.max_steps=3", f"{key}._target_=lab.models.own.{kind}")
+    said = capfd.readouterr().err
+    assert said.count("torch's seed") == (line is not None)
+    assert line is None or line in said

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from lab.builders import check_task, make_model_of_rank, make_state, make_task, task_run
-from lab.checks import check_holds_no_weights, check_registered
+from lab.checks import check_holds_no_weights, check_registered, warn_of_new_seed
 from lab.config import Config, set_processes
 from lab.frozen_networks import provide_frozen
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader
@@ -126,8 +126,13 @@ class Experiment:
         config, world, logger = self.config, self.world, logger or Logger()
         seed_everything(config.values["seed"])
         sharded = config.trainer.strategy == "fsdp" and world.size > 1
-        model = make_model_of_rank(config, logger, world) if sharded else make_model(config)
-        task = make_task(config)
+        warn = logger.warn if begins else lambda _: None  # a checkpoint replaces the weights
+        effect = "has random numbers that do not depend on `seed`, so all seeds may begin with the same weights"
+        of_model, of_task = (f"{key}: {config.values[key]['_target_']}" for key in ("model", "task"))
+        with warn_of_new_seed(of_model, effect, warn):
+            model = make_model_of_rank(config, logger, world) if sharded else make_model(config)
+        with warn_of_new_seed(of_task, effect, warn):
+            task = make_task(config)
         check_task(task, model, config, self.hardware)
         task.run = task_run(config, world, self.sets["train"])
         if sharded and (copied := [name for name, source in task.frozen_networks.items() if source is None]):
@@ -135,7 +140,7 @@ class Experiment:
                 f"trainer=fsdp: task.frozen_networks: {copied[0]} is a copy of the model, but each process has only a "
                 "shard"
             )
-        with constructing(PROJECT, "task", config.values["task"]):
+        with constructing(PROJECT, "task", config.values["task"]), warn_of_new_seed(of_task, effect, warn):
             for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():
                 if load := getattr(part, "load_pretrained", None):  # a model from Hugging Face
                     logger.say(load())
