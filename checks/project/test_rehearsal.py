@@ -100,6 +100,19 @@ class Late:
         if self.count < 100:
             raise ValueError("too few samples")
         return float(self.count)
+
+class NoReset:
+    def update(self, output, batch): ...
+    def compute(self, world): ...
+
+class NoUpdate:
+    def reset(self): ...
+    def compute(self, world): ...
+
+class NoWorld:
+    def reset(self): ...
+    def update(self, output, batch): ...
+    def compute(self): ...
 """
 METRIC = "+task.metrics.own={{_target_: lab.models.own.{}}}"
 OTHER_MODEL = ("~model.hidden", "~model.dropout")
@@ -125,6 +138,9 @@ MISTAKES = {
     "a number": ((METRIC.format("number"),), "task.metrics.own: must return one value per sample"),
     "a field that is missing": ((METRIC.format("missing"),), "task.metrics.own: KeyError: 'label' ({own}, line "),
     "a score that is a text": ((METRIC.format("Text"),), "log('val/own'): expected a number, got str"),
+    "no reset": ((METRIC.format("NoReset"),), "task.metrics.own: AttributeError: 'NoReset' object has no attribute 'reset' ("),
+    "no update": ((METRIC.format("NoUpdate"),), "task.metrics.own: AttributeError: 'NoUpdate' object has no attribute 'update' ("),
+    "a compute without world": ((METRIC.format("NoWorld"),), "task.metrics.own: TypeError: NoWorld.compute() takes 1 positional argument but 2 were given ("),
     "predict": (("task._target_=lab.models.own.Predicts",), "the batch has no field 'nothing', only ['x', 'y']"),
     "show": (("task._target_=lab.models.own.Shows", "callback=pictures"), "callback (Pictures): KeyError: 'picture' ({own}, line "),
     "a callback": (("+callback.own._target_=lab.models.own.Tried",), "callback (Tried): ZeroDivisionError: in a callback ({own}, line "),

@@ -94,6 +94,16 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
+def naming(key: str) -> Iterator[None]:
+    """In this block, add the config key to errors, for `explained_mistake`."""
+    try:
+        yield
+    except Exception as error:
+        vars(error).setdefault("key", key)
+        raise
+
+
+@contextmanager
 def noting(key: str, output: Any, batch: Any) -> Iterator[None]:
     """In this block, add the config key and the shapes to errors; see `note`."""
     try:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lab.average import evaluation_mode, prepare_evaluation_model
 from lab.callbacks.base import overridden_methods
-from lab.checks import call_with_hints
+from lab.checks import call_with_hints, naming
 from lab.metrics.base import as_metric
 from lab.objective import LossModule
 from lab.pending import out_of_patience
@@ -56,8 +56,11 @@ def evaluate(
     precise = torch.float32 if world.device.type == "mps" else torch.float64
     sums = torch.zeros(len(names) + 1, dtype=precise, device=world.device)
     totals, unweighted = sums.unbind(), 0  # each sum, and the number of samples without a weight
-    for metric in stateful.values():
-        metric.reset()
+    updates: dict[str, Callable[..., Any]] = {}
+    for name, metric in stateful.items():
+        with naming(f"task.metrics.{name}"):
+            metric.reset()
+            updates[name] = metric.update
     with evaluation_mode(model, task):
         for k, batch in enumerate(batches):
             size, real = size_and_real(k)  # the rows after the first `real` are padding
@@ -76,8 +79,8 @@ def evaluate(
             unweighted += real if weights is None else 0
             if real:
                 unpadded = first_samples(output, size, real), first_samples(batch, size, real)
-                for name, metric in stateful.items():
-                    call_with_hints(metric.update, f"task.metrics.{name}", *unpadded)
+                for name, update in updates.items():
+                    call_with_hints(update, f"task.metrics.{name}", *unpadded)
                 for observe in observers:
                     observe(*unpadded)
     sums[-1] += unweighted
@@ -85,7 +88,8 @@ def evaluate(
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in stateful.items():
-        score = compute(metric, world)
+        with naming(f"task.metrics.{name}"):
+            score = compute(metric, world)
         scores |= {f"{name}/{k}": v for k, v in score.items()} if isinstance(score, Mapping) else {name: score}
     return scores
 
