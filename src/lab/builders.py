@@ -261,4 +261,9 @@ def make_optimizer(
             make, lambda: parameter_groups(named, decay, optim.decay_norms_and_biases, optim.lr_factors, others)
         )
         check_method(key, optimizer, "eval_weight")
-        return of_kind(key, node.optimizer, optimizer, Optimizer)
+        of_kind(key, node.optimizer, optimizer, Optimizer)
+    if not hasattr(optimizer, "param_groups"):
+        raise ConfigError(
+            f"{key}: the __init__ of {type(optimizer).__name__} must call super().__init__(params, defaults)"
+        )
+    return optimizer

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lab.optim
+import lab.optimizers.base
 import lab.schedules.cosine
 import lab.tasks.supervised
 from lab.builders import make_optimizer
@@ -145,6 +146,21 @@ def test_a_model_with_nothing_to_train_is_named() -> None:
     for model in (nn.ReLU(), small().requires_grad_(False)):
         with pytest.raises(ConfigError, match=f"model: {type(model).__name__} has no parameters"):
             make_optimizer(config, trainable([("", model)]), type(model).__name__)
+
+
+def test_an_optimizer_without_its_base_class_s_init_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float, betas: list[float], weight_decay: float) -> None:
+            self.lr = lr
+
+    Bare.__module__ = lab.optimizers.base.__name__
+
+    monkeypatch.setattr(lab.optimizers.base, "Bare", Bare, raising=False)
+    config = Config.of(compose(*QUICK, "trainer.max_steps=1", "optim._target_=lab.optimizers.base.Bare"))
+    with pytest.raises(
+        ConfigError, match=r"^optim: the __init__ of Bare must call super\(\).__init__\(params, defaults\)"
+    ):
+        make_optimizer(config, trainable([("", small())]), "the model")
 
 
 def test_learning_rates_by_parts_of_names() -> None:
