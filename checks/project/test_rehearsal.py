@@ -14,6 +14,7 @@ from common import QUICK
 import lab.rehearsal
 import lab.run
 from samebits.errors import ConfigError, RunFailed
+from samebits.status import read_status
 from samebits.testing import assert_equal, last_checkpoint, resume_run, start_run, values, without_code_generator
 
 OWN = """
@@ -229,6 +230,39 @@ def test_a_rehearsal_compiles_nothing_and_decides_nothing_of_what_is_compiled(
     assert_equal(last_checkpoint(one), last_checkpoint(other))
     again = [re.findall(r"recompiled: (\w+)", (run / "train.log").read_text()) for run in (one, other)]
     assert again[0] == again[1]
+
+
+QUITS = """
+from bdb import BdbQuit
+from lab.models.mlp import MLP
+
+class InInit(MLP):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        raise BdbQuit
+
+class InForward(MLP):
+    def forward(self, x):
+        raise BdbQuit
+
+class InStep(MLP):
+    def forward(self, x):
+        if self.training:
+            raise BdbQuit
+        return super().forward(x)
+"""
+
+
+@pytest.mark.one_quick(1)
+@pytest.mark.parametrize("kind", ["InInit", "InForward", "InStep"])
+def test_a_debugger_that_is_quit_interrupts_the_run(
+    own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    own.write_text(QUITS)
+    with pytest.raises(KeyboardInterrupt):
+        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=3", f"model._target_=lab.models.own.{kind}")
+    assert read_status(tmp_path / "a")["status"] == "interrupted"
+    assert f"the debugger was quit at {own}:" in capfd.readouterr().err
 
 
 SEEDS = '''

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -197,7 +198,7 @@ def explained_mistake(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     elsewhere = any("torch/distributed" in frame.filename for frame in frames) or OF_THE_MACHINE.match(str(error))
     line = in_users_code(error, shown)
-    if line is None or elsewhere or isinstance(error, (OSError, MemoryError, DataFailed)):
+    if line is None or elsewhere or isinstance(error, (OSError, MemoryError, DataFailed, BdbQuit)):
         return None
     return f"{line} ({TRACEBACK}=1 prints the traceback)"
 

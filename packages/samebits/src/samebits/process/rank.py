@@ -27,6 +27,7 @@ from samebits.world import (
     World,
     dist_env,
     process_group,
+    quitting_debugger,
     recording_failures,
     stop_on_signals,
 )
@@ -96,9 +97,12 @@ def run(program: Program, run_dir: Path, began: float) -> None:
             with make_logger(program, run_dir, config, world, payload or {"step": 0}, began) as logger:
                 watchdog.before_end = logger.give_up
                 title = f"run {shown(run_dir)}" + (f", resumed from {source.name}" if source else "")
-                result = train(
-                    RankProcess(program, config, hardware, world, logger, checkpoints, stop, watchdog, payload, title)
-                )
+                with quitting_debugger(logger.warn):
+                    result = train(
+                        RankProcess(
+                            program, config, hardware, world, logger, checkpoints, stop, watchdog, payload, title
+                        )
+                    )
                 watchdog.beat("ending", result["step"], slow=True)
                 if world.is_main:
                     finish(run_dir, logger, stop, result, time.monotonic() - began)

@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 import traceback
+from bdb import BdbQuit
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def constructing(project: Project, key: str, node: Mapping[str, Any]) -> Iterato
     memory)."""
     try:
         yield
-    except (ConfigError, RunFailed):
+    except (ConfigError, RunFailed, BdbQuit):
         raise
     except Exception as error:
         if _of_the_machine(error):

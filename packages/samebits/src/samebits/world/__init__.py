@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from samebits.world.cluster import ClusterRole, become_rank, cluster_role
     from samebits.world.collectives import World, gather_in_order, gather_rows, to_cpu, to_host
     from samebits.world.environment import check_no_rank, dist_env
-    from samebits.world.failures import recording_failures
+    from samebits.world.failures import quitting_debugger, recording_failures
     from samebits.world.group import backend, group_of_one, process_group, world_of_one
     from samebits.world.launch import RankLauncher
     from samebits.world.options import ProcessConfig

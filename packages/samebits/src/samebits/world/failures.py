@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bdb
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def recording_failures(run_dir: Path, rank: int, watchdog: HangWatchdog | None =
     except BaseException as error:
         _record(run_dir, rank, error, watchdog)
         raise RunFailed(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def quitting_debugger(warn: Callable[[str], None]) -> Iterator[None]:
+    """Convert BdbQuit, which `q` at a breakpoint raises, to KeyboardInterrupt: the user ends the run, and no code is
+    wrong. Warn where, because a breakpoint without a terminal raises it, too."""
+    try:
+        yield
+    except bdb.BdbQuit as error:
+        warn(f"the debugger was quit at {_place(error)}: the run ends as after Ctrl-C")
+        raise KeyboardInterrupt from error
 
 
 def _record(run_dir: Path, rank: int, error: BaseException, watchdog: HangWatchdog | None) -> None:
