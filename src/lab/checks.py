@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import traceback
 from bdb import BdbQuit
@@ -272,32 +271,6 @@ def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
         "batches of unequal size and number there - set trainer.pad_eval_batches=true: "
         "see docs/troubleshooting.md#ranks-did-not-meet-in-a-collective"
     )
-
-
-@contextmanager
-def warn_of_new_seed(who: str, effect: str, warn: Callable[[str], None]) -> Iterator[None]:
-    """Warn if torch's seed has changed after this block. who: the subject of the warning. effect: its predicate."""
-    before = torch.initial_seed()
-    yield
-    if torch.initial_seed() != before:
-        warn(
-            f"{who} {effect}, because it sets torch's seed: remove torch.manual_seed, or draw from a torch.Generator "
-            "of your own"
-        )
-
-
-def with_seed_check(step: Callable[..., Any], who: str, warn: Callable[[str], None]) -> Callable[..., Any]:
-    """Return a training step that warns after its first call if the call has set torch's seed."""
-    calls = itertools.count()
-
-    @wraps(step)
-    def checked(*args: Any) -> Any:
-        if next(calls):
-            return step(*args)
-        with warn_of_new_seed(who, "may draw the same random numbers, such as dropout masks, in each step", warn):
-            return step(*args)
-
-    return checked
 
 
 def check_registered(key: str, thing: Any, registered: Iterable[Tensor] = ()) -> None:

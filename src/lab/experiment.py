@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from lab.builders import check_task, make_model_of_rank, make_state, make_task, task_run
-from lab.checks import check_holds_no_weights, check_registered, warn_of_new_seed
+from lab.checks import check_holds_no_weights, check_registered
 from lab.config import Config, set_processes
 from lab.frozen_networks import provide_frozen
 from lab.loaders import make_datasets, make_eval_loader, make_train_loader
@@ -31,7 +31,7 @@ from samebits.device import Hardware, resolve_hardware, rough_flop
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.process import ready_net
-from samebits.steps import seed_everything
+from samebits.steps import seed_everything, warn_of_new_seed
 from samebits.targets import constructing
 from samebits.world import World, dist_env, world_of_one
 

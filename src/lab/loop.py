@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from lab.average import prepare_evaluation_model, training_mode
 from lab.callbacks.base import overridden_methods
-from lab.checks import with_seed_check
 from lab.logging import check_finite, check_has_trained, log_train
 from lab.optimizer_step import OptimizerStep
 from lab.options import TrainerConfig
@@ -31,7 +30,7 @@ from samebits.data import Loader, SpeedMeter
 from samebits.device import Hardware
 from samebits.errors import ConfigError
 from samebits.host import collect_garbage, no_garbage_collection
-from samebits.steps import StepRNG, uses_no_rng
+from samebits.steps import StepRNG, uses_no_rng, with_seed_check
 from samebits.world import World
 
 Validate = Callable[[TrainState], bool]  # lab.evaluation.validate with its other arguments bound
@@ -86,9 +85,8 @@ def fit(
     The actions due after a step (log, score, save) are listed in state.pending. Each checkpoint contains the list, so
     a resumed run first runs the actions that are left.
     validate: scores the validation sets and returns whether the state is among the best; None: no validation sets."""
-    batches = iter(train)
+    batches, trainer = iter(train), run.trainer
     clock = SpeedMeter(train, run.logger, run.cost_per_sample.speeds, state.samples, state.passed)
-    trainer = run.trainer
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)
     before_step, on_step = (overridden_methods(run.callbacks, event) for event in ("before_step", "on_step"))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         set_rng_bytes,
         set_rng_state,
         uses_no_rng,
+        warn_of_new_seed,
+        with_seed_check,
     )
     from samebits.steps.skipping import (
         FUSED,

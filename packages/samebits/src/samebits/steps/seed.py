@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,32 @@ def _seed_host(*key: int) -> int:
     random.seed(int(words[0]))
     np.random.seed(words[1])
     return (int(words[2]) << 32) + int(words[3])
+
+
+@contextmanager
+def warn_of_new_seed(who: str, effect: str, warn: Callable[[str], None]) -> Iterator[None]:
+    """Warn if torch's seed has changed after this block. who: the subject of the warning. effect: its predicate."""
+    before = torch.initial_seed()
+    yield
+    if torch.initial_seed() != before:
+        warn(
+            f"{who} {effect}, because it sets torch's seed: remove torch.manual_seed, or draw from a torch.Generator "
+            "of your own"
+        )
+
+
+def with_seed_check(step: Callable[..., Any], who: str, warn: Callable[[str], None]) -> Callable[..., Any]:
+    """Return a training step that warns after its first call if the call has set torch's seed."""
+    calls = itertools.count()
+
+    @wraps(step)
+    def checked(*args: Any) -> Any:
+        if next(calls):
+            return step(*args)
+        with warn_of_new_seed(who, "may draw the same random numbers, such as dropout masks, in each step", warn):
+            return step(*args)
+
+    return checked
 
 
 class StepRNG:
