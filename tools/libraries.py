@@ -81,9 +81,9 @@ def update(root: Path, source: str) -> list[str]:
         raise Mistake(f"{root}: has no libraries, neither in packages/ nor as wheels in {FOLDER}/")
     with checkout(address, tag) as template, tempfile.TemporaryDirectory() as folder:
         new = Path(folder) / "new"
+        if not wheels.git(template, "ls-tree", "HEAD", "packages/"):
+            raise Mistake(f"{source}: has no packages/ - give the template, not a fork")
         if (root / "packages").is_dir():
-            if not wheels.git(template, "ls-tree", "HEAD", "packages/"):
-                raise Mistake(f"{source}: has no packages/")
             with tarfile.open(fileobj=io.BytesIO(wheels.git(template, "archive", "HEAD", "packages"))) as archive:
                 archive.extractall(new, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
             replace(root / "packages", new / "packages")

@@ -203,7 +203,8 @@ def hydra_options(command: str, about: str) -> Iterator[str]:
 
 
 def page() -> str:
-    body = [line for name, (module, guide) in COMMANDS.items() for line in section(name, module, guide)]
+    here = [name for name in COMMANDS if name != "fork" or (ROOT / "src/lab").is_dir()]  # tools/fork.py deletes it
+    body = [line for name in here for line in section(name, *COMMANDS[name])]
     rows = []
     for name, (runs, example, guide) in OTHERS.items():
         see = link(guide) if not guide.startswith("..") else ""

@@ -22,8 +22,9 @@ def code(text: str) -> str:
 
 
 def breakable(text: str) -> str:
-    """Return code for a cell. A word of 30 or more characters may break after a sign, so that the table fits."""
-    if not re.search(r"\S{30}", text):
+    """Return code for a cell. A word of 30 or more characters, and an import path of any length, because a fork renames
+    it, may break after a sign, so that the table fits."""
+    if not re.search(r"\S{30}|\w(\.\w+){2}(?![\w.]*=)", text):
         return code(text)
     text = text.replace("&", "&amp;").replace("<", "&lt;")
     return f"<code>{re.sub(r'(?<=[.=,:/])(?=[^ .=,:/])', '<wbr>', text)}</code>"

@@ -228,6 +228,14 @@ def test_a_fork_without_any_part(template: Path, parts: list[str], tmp_path: Pat
     run(tmp_path, "-c", COLLECT, "zebrafish_tracking")
 
 
+@pytest.mark.slow
+def test_the_generated_pages_of_a_fork_are_up_to_date(with_few_tests: Path, tmp_path: Path) -> None:
+    """Otherwise `./run docs` changes tracked files, and `copier update` refuses."""
+    fork(with_few_tests, "zebrafish_tracking", "--libraries", "copy", "--into", str(tmp_path))
+    done = run(tmp_path, "tools/reference.py", "--check", code=None)
+    assert (done.stdout + done.stderr, done.returncode) == ("", 0)
+
+
 def check_name(made: dict[str, bytes]) -> None:
     for name in made:
         if name.startswith(("conf/", "src/", "tests/")):
@@ -538,6 +546,10 @@ def test_newer_libraries_are_one_command(small: Path, libraries: Any, tmp_path: 
     address = choice == "address"
     folder = forked(small, tmp_path / "fork", libraries, f"git+{small.as_uri()}@v1" if address else choice)
     was = files(folder)
+    fork_of_it = tmp_path / "other"
+    fork_of_it.mkdir()
+    (fork_of_it / "README.md").touch()
+    commit(fork_of_it)
     assert (folder / "packages").exists() is (choice == "copy")
     copied = {"wheels": "vendor vendor", "copy": "packages packages"}.get(choice)
     assert (f"COPY --chown=me {copied}\n" if copied else "") + "RUN x\n" == (folder / "Dockerfile").read_text()
@@ -545,6 +557,7 @@ def test_newer_libraries_are_one_command(small: Path, libraries: Any, tmp_path: 
         (f"{small}@v3", "has no tag v3; it has v1, v2"),
         (f"{tmp_path}/none@v1", "git ls-remote failed: .*does not"),
         (f"{tmp_path}/none", "give one" if address else "git clone failed: .*does not"),
+        (str(fork_of_it), "give one" if address else f"^{fork_of_it}: has no packages/ - give the template"),
     ):
         with pytest.raises(libraries.Mistake, match=said) as caught:
             libraries.update(folder, source)
