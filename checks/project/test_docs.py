@@ -64,6 +64,14 @@ def test_files_that_are_named_exist(name: str) -> None:
         assert (ROOT / path).exists() or path in SHOWN or re.search(r"\bx[._/]|/x\b|_x\b", path), path
 
 
+def test_pages_name_modules_of_the_libraries_not_their_files() -> None:
+    """A fork may have the libraries as wheels. Tests are named by their files, because only the template has them."""
+    named = re.compile(r"packages/\w+/(?!tests/)[\w/]+\.(?:py|md)")
+    kept = ("fork.md", "api_")
+    pages = [page for page in (ROOT / "docs").glob("*.md") if not page.name.startswith(kept)]
+    assert {page.name: found for page in pages if (found := named.findall(page.read_text(encoding="utf-8")))} == {}
+
+
 def test_every_page_is_in_the_navigation() -> None:
     def pages(node: object) -> Iterator[str]:
         for entry in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
