@@ -85,22 +85,24 @@ def fit(
     The actions due after a step (log, score, save) are listed in state.pending. Each checkpoint contains the list, so
     a resumed run first runs the actions that are left.
     validate: scores the validation sets and returns whether the state is among the best; None: no validation sets."""
-    batches, trainer = iter(train), run.trainer
+    batches = iter(train)
     clock = SpeedMeter(train, run.logger, run.cost_per_sample.speeds, state.samples, state.passed)
+    trainer = run.trainer
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)
     before_step, on_step = (overridden_methods(run.callbacks, event) for event in ("before_step", "on_step"))
     step = train_step if run.rank_timing is None else run.rank_timing.timed(train_step)  # finds slow ranks
     if run.hardware.cuda_graph:
         step = as_graph(step, state, run, may_draw_outside_losses(state), bool(before_step or on_step))
-    step = with_seed_check(step, f"{type(state.model).__name__} or {type(state.task).__name__}", run.logger.warn)
+    next_step = with_seed_check(step, f"{type(state.model).__name__} or {type(state.task).__name__}", run.logger.warn)
     for net in loss_modules.values():
         training_mode(net) if state.rules >= 2 else net.train()  # older runs: lab.options.RULES
     run.watchdog.beat("training", state.step, slow=True)  # the first step may compile
     while not (is_finished(state, run) or run.stop.cause):
         for call in before_step:
             call(state)
-        values = step(loss_modules, state, batches, trainer, run.hardware, run.world)
+        values = next_step(loss_modules, state, batches, trainer, run.hardware, run.world)
+        next_step = step  # only the first step is checked
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watchdog.beat("training", state.step)

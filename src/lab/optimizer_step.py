@@ -193,10 +193,8 @@ class OptimizerStep:
         Only steps 1, 2, 4, 8, ... are checked: this finds a method that begins to write late, at almost no cost."""
         state, run = self.state, self.state.task.run.context
         due = name == "on_step_end" and state.ema is not None and state.step & (state.step + 1) == 0
-        if not due or overrides(state.task, "project") or run is None or not self.world.is_main:
-            yield
-            return
-        if name in run.printed_once:
+        due = due and self.world.is_main and not overrides(state.task, "project")
+        if not due or run is None or name in run.printed_once:
             yield
             return
         written: list[str] = []
