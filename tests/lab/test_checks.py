@@ -6,6 +6,8 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,8 @@ import torch
 from common import QUICK, ROOT, needs
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn import utils
+from torch.nn.utils import prune
 from torch.utils.data import Dataset
 
 import lab.losses.cross_entropy
@@ -367,6 +371,12 @@ def test_a_layer_that_would_not_be_trained_is_refused(monkeypatch: pytest.Monkey
         lab.build(compose(*SHORT))
 
 
+COMPUTING = [
+    utils.weight_norm, utils.spectral_norm, utils.parametrizations.weight_norm, utils.parametrizations.spectral_norm,
+    partial(prune.l1_unstructured, amount=0.5),
+]  # fmt: skip
+
+
 def test_what_may_be_trained_elsewhere_is_let_through() -> None:
     """Frozen layers, weights of another module, results of a computation such as those of weight_norm."""
     frozen, listed = Listed(), Listed()
@@ -374,6 +384,34 @@ def test_what_may_be_trained_elsewhere_is_let_through() -> None:
     check_registered("model", frozen)
     check_registered("task", listed, listed.layers[0].parameters())
     check_registered("model", torch.nn.utils.weight_norm(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("make", [nn.Linear, nn.LSTM])
+@pytest.mark.parametrize("apply", COMPUTING)
+def test_weights_that_torch_computes_are_let_through(make: Any, apply: Callable[..., nn.Module]) -> None:
+    """In training and after an evaluation: torch keeps them as attributes, or an LSTM a list of them."""
+    layer = make(2, 2)
+    model, x = nn.Sequential(apply(layer, "weight" if make is nn.Linear else "weight_hh_l0")), torch.ones(3, 1, 2)
+    check_registered("model", model)
+    checks, optimizer = BufferChecks(model, None, model=model), torch.optim.SGD(model.parameters(), 0.1)
+    output = model(x)
+    (output if make is nn.Linear else output[0]).square().sum().backward()
+    optimizer.step()
+    assert checks.unsaved() is None
+    with torch.no_grad():
+        model.eval()(x)
+    assert checks.unsaved() is None
+
+
+def test_a_model_whose_parts_refer_to_it_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part was searched anew from each other one: 24 s with 100 parts."""
+    model, visits = nn.Sequential(*(nn.Linear(1, 1) for _ in range(20))), []
+    for part in model:
+        object.__setattr__(part, "whole", model)
+    found = nn.Module.named_children
+    monkeypatch.setattr(nn.Module, "named_children", lambda self: visits.append(self) or found(self))
+    check_registered("model", model)
+    assert len(visits) <= 3 * 21
 
 
 def test_what_a_model_changes_is_told() -> None:

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 from samebits.errors import RunFailed
 
+# the last one: what an LSTM computes with, which are its parameters or are computed from them
+NOT_SEARCHED = ("_parameters", "_buffers", "_modules", "metrics", "_flat_weights")
+COMPUTED = ("_orig", "_v")  # torch.nn.utils' spectral_norm, pruning and weight_norm compute `weight` from `weight_orig`
+
 
 def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of tensors in `thing` that are not in its state dict, except metrics."""
@@ -18,23 +22,32 @@ def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
     return ((name, value) for name, value in _tensors(thing) if id(value) not in known)
 
 
-def _tensors(thing: Any, prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of parameters, buffers and tensors in attributes of `thing`, `depth` levels deep."""
+def _tensors(
+    thing: Any, prefix: str = "", depth: int = 2, seen: dict[int, int] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of parameters, buffers and tensors in attributes of `thing`, `depth` levels deep. seen:
+    {id of a module: depth}, because parts of a model may refer to the whole model."""
+    seen = {} if seen is None else seen
     if isinstance(thing, Tensor):
         yield prefix, thing
         return
     dot = prefix and f"{prefix}."
+    computed: set[str] = set()
     if isinstance(thing, nn.Module):
+        if seen.get(id(thing), -1) >= depth:
+            return
+        seen[id(thing)] = depth
+        computed = {name.removesuffix(end) for name in thing._parameters for end in COMPUTED if name.endswith(end)}
         for name, value in (*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)):
             yield dot + name, value
         for name, module in thing.named_children():
-            yield from _tensors(module, dot + name, depth)
+            yield from _tensors(module, dot + name, depth, seen)
     held = thing if isinstance(thing, dict) else dict(enumerate(thing)) if isinstance(thing, (list, tuple)) else None
     if held is None:
         held = getattr(thing, "__dict__", {})
     for key, value in held.items() if depth else ():
-        if key not in ("_parameters", "_buffers", "_modules", "metrics"):
-            yield from _tensors(value, f"{dot}{key}", depth - 1)
+        if key not in NOT_SEARCHED and key not in computed:
+            yield from _tensors(value, f"{dot}{key}", depth - 1, seen)
 
 
 class BufferChecks:
