@@ -89,6 +89,28 @@ def test_ctrl_c_during_the_imports_too(command: str, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
+# SIGTERM arrives in a callback of a weak reference, as h5py calls one after each write
+IN_A_CALLBACK = """
+import signal, sys, time, weakref
+from pathlib import Path
+from h5rows.integration import keep_interrupts
+from samebits.signals import temporary_folder
+keep_interrupts()
+with temporary_folder("work-", Path(sys.argv[1])):
+    held = type("Held", (), {})()
+    known = weakref.ref(held, lambda _: signal.raise_signal(signal.SIGTERM))
+    del held
+    for _ in range(100):
+        time.sleep(0.05)
+"""
+
+
+def test_sigterm_that_python_discards_ends_a_command_with_a_temporary_folder(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", IN_A_CALLBACK, str(tmp_path)], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (143, "")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_deleted_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     ended = subprocess.run(

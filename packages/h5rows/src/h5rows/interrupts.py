@@ -1,4 +1,4 @@
-"""Ctrl-C while HDF5 writes. Uses only the standard library."""
+"""Ctrl-C and other signals while HDF5 writes. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ AGAIN_S = 0.001  # the hook has returned by then
 
 
 def keep_interrupts() -> None:
-    """Send Ctrl-C again, to this process, whenever Python discards the KeyboardInterrupt.
+    """Send Ctrl-C again, to this process, whenever Python discards the KeyboardInterrupt. Also send a signal again
+    whose handler has raised an exception with the number of the signal in its attribute `signal`.
 
     Python discards exceptions in callbacks of weak references. h5py calls such a callback after each write, and a
     Ctrl-C that arrived during the write is raised in it, so a long repack would ignore each Ctrl-C."""
     report = sys.unraisablehook
 
     def hook(found: Any) -> None:
-        if issubclass(found.exc_type, KeyboardInterrupt):
+        number = getattr(found.exc_value, "signal", None)
+        if number is None and issubclass(found.exc_type, KeyboardInterrupt):
+            number = signal.SIGINT
+        if isinstance(number, int):
             # a Thread would wait for its start, so that the signal would be raised and discarded here
-            _thread.start_new_thread(_interrupt_again, ())
+            _thread.start_new_thread(_send_again, (number,))
         else:
             report(found)
 
     sys.unraisablehook = hook
 
 
-def _interrupt_again() -> None:
+def _send_again(number: int) -> None:
     time.sleep(AGAIN_S)
     main = threading.main_thread().ident
     assert main is not None
-    signal.pthread_kill(main, signal.SIGINT)
+    signal.pthread_kill(main, number)

@@ -45,6 +45,14 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
         yield folder
 
 
+class Ended(SystemExit):
+    """The end of a command by a signal. If Python discards it, keep_interrupts of h5rows sends the signal again."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.signal = number
+
+
 @contextmanager
 def _leaving_on_signals() -> Iterator[None]:
     """Raise SystemExit within the block for SIGTERM and SIGHUP, if they would otherwise end this process without its
@@ -52,11 +60,11 @@ def _leaving_on_signals() -> Iterator[None]:
     command = os.getpid()
 
     def leave(number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_DFL)
         if os.getpid() != command:  # a process that the command has forked
+            signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         early_signals.leave_hung_up_terminal()
-        raise SystemExit(128 + number)
+        raise Ended(number)
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():  # only that thread can install handlers
