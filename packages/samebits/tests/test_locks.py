@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from samebits import locks
-from samebits.errors import ConfigError, DirectoryLockedError
+from samebits.errors import ConfigError, CorruptFileError, DirectoryLockedError
 from samebits.runs import claimed, directory, is_claimed
 from samebits.status import read_failure, record_failure, write_status
 from samebits.sweeps import Ledger
@@ -66,6 +66,15 @@ def hold_and_die(path: Path) -> None:
     lock = locks.Lock(path)
     assert lock
     os._exit(7)
+
+
+def test_a_marker_that_leads_nowhere_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can neither be created nor be read; each attempt to create it began another one."""
+    monkeypatch.setattr(fcntl, "flock", lacking(errno.ENOLCK))
+    path = tmp_path / ".lock"
+    locks.marker_of(path).symlink_to(tmp_path / "nothing")
+    with pytest.raises(CorruptFileError, match="is a symbolic link"):
+        locks.Lock(path)
 
 
 @pytest.mark.usefixtures("file_system")

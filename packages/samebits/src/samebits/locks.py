@@ -168,13 +168,14 @@ def _mark(marker: Path, wait_s: float) -> SoftFileLock:
     from filelock import SoftFileLock, Timeout
 
     lock = SoftFileLock(marker, timeout=-1 if wait_s == math.inf else wait_s, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        if not marker.exists():  # filelock before 4.2 removes the marker of a dead process, but does not try again
-            return _mark(marker, wait_s)
-        raise Busy(f" - {marker} names {_named(*_holder(marker))}; delete it if that process is gone") from None
-    return lock
+    for _ in range(2):  # filelock before 4.2 removes the marker of a dead process, but does not try again
+        try:
+            lock.acquire()
+            return lock
+        except Timeout:
+            if marker.exists():
+                break
+    raise Busy(f" - {marker} names {_named(*_holder(marker))}; delete it if that process is gone")
 
 
 def _holder(marker: Path) -> tuple[str, str]:
