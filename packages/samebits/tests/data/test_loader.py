@@ -23,7 +23,7 @@ from samebits.data.loading import loader as loader_module
 from samebits.data.loading.loader import Loader, remedy, starvation
 from samebits.data.order import EvalPlan, TrainPlan, sequential, shuffled
 from samebits.data.spec import empty_batch, sample_bytes
-from samebits.data.stream import Stream
+from samebits.data.stream import Stream, digest
 from samebits.data.windows import chunk_windows
 from samebits.errors import ConfigError, DataFailed
 from samebits.testing.processes import called, slow, wait_for
@@ -566,3 +566,14 @@ def test_of_a_small_remote_set_an_epoch_is_told_ahead() -> None:
             pass
     jobs_ahead = 3 * 10
     assert 500 < table.most <= 1000 + 10 + jobs_ahead
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: torch.nested.nested_tensor([x, x[:1]]),
+    lambda x: torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged),
+    lambda x: torch.complex(x, x).conj(),
+    lambda x: torch.complex(x, x).conj().imag,
+])  # fmt: skip
+def test_samples_that_torch_does_not_store_plainly_are_compared(make: Callable[[Tensor], Tensor]) -> None:
+    """Row 0 of each data set is read twice and compared, also if only its `collate` can make a batch of it."""
+    assert digest(make(torch.ones(3))) == digest(make(torch.ones(3))) != digest(make(torch.zeros(3)))

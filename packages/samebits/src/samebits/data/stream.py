@@ -118,10 +118,13 @@ def digest(sample: Any) -> str:
     hashed = hashlib.sha256()
 
     def add(value: Any) -> None:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.is_nested:
+            add(value.detach().unbind())  # its shape is not a tuple of numbers
+        elif isinstance(value, Tensor):
             hashed.update(f"{value.dtype} {tuple(value.shape)}".encode())
             if value.layout is torch.strided:
-                hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                whole = value.detach().cpu().resolve_conj().contiguous()
+                hashed.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
             hashed.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
         elif isinstance(value, Mapping):
