@@ -95,3 +95,19 @@ sys.exit(command.run())
 def test_ctrl_c_that_python_discards_ends_the_command() -> None:
     done = run_python("-c", IN_A_CALLBACK)
     assert (done.returncode, done.stderr) == (130, "stopped; nothing was written\n")
+
+
+AT_EXIT = """
+import atexit, signal, time
+from h5rows.interrupts import keep_interrupts
+def clean_up():
+    time.sleep(0.1)
+    print("cleaned up")
+atexit.register(clean_up)
+atexit.register(signal.raise_signal, signal.SIGINT)
+keep_interrupts()
+"""
+
+
+def test_ctrl_c_at_the_exit_interrupts_one_cleanup_only() -> None:
+    assert run_python("-c", AT_EXIT).stdout == "cleaned up\n"

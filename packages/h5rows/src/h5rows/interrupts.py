@@ -24,7 +24,8 @@ def keep_interrupts() -> None:
         number = getattr(found.exc_value, "signal", None)
         if number is None and issubclass(found.exc_type, KeyboardInterrupt):
             number = signal.SIGINT
-        if isinstance(number, int):
+        at_exit = "atexit" in (found.err_msg or "")  # a second Ctrl-C would interrupt the next cleanup, and so on
+        if isinstance(number, int) and not at_exit:
             # a Thread would wait for its start, so that the signal would be raised and discarded here
             _thread.start_new_thread(_send_again, (number,))
         else:
