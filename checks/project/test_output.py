@@ -89,25 +89,41 @@ def test_ctrl_c_during_the_imports_too(command: str, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
-# SIGTERM arrives in a callback of a weak reference, as h5py calls one after each write
+# a signal arrives in a callback of a weak reference, as h5py calls one after each write
 IN_A_CALLBACK = """
 import signal, sys, time, weakref
 from pathlib import Path
 from h5rows.integration import keep_interrupts
+from samebits import early_signals
 from samebits.signals import temporary_folder
-keep_interrupts()
-with temporary_folder("work-", Path(sys.argv[1])):
+
+def signalled(number):
     held = type("Held", (), {})()
-    known = weakref.ref(held, lambda _: signal.raise_signal(signal.SIGTERM))
+    known = weakref.ref(held, lambda _: signal.raise_signal(number))
     del held
     for _ in range(100):
         time.sleep(0.05)
+
+"""
+SIGTERM_IN_A_BLOCK = """
+keep_interrupts()
+with temporary_folder("work-", Path(sys.argv[1])):
+    signalled(signal.SIGTERM)
+"""
+CTRL_C_BEFORE_A_RUN = """
+early_signals.prepare()
+early_signals.imported()
+keep_interrupts()
+signalled(signal.SIGINT)
 """
 
 
-def test_sigterm_that_python_discards_ends_a_command_with_a_temporary_folder(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", IN_A_CALLBACK, str(tmp_path)], capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (143, "")
+@pytest.mark.parametrize(("code", "status"), [(SIGTERM_IN_A_BLOCK, 143), (CTRL_C_BEFORE_A_RUN, 130)])
+def test_a_signal_that_python_discards_ends_a_command(code: str, status: int, tmp_path: Path) -> None:
+    """With a temporary folder; before a run, which then ignores further signals."""
+    command = [sys.executable, "-c", IN_A_CALLBACK + code, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (status, "")
     assert not list(tmp_path.iterdir())
 
 

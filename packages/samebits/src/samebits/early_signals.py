@@ -30,7 +30,9 @@ def prepare() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _note)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job of a shell ignores Ctrl-C
+    # not if a shell ignores Ctrl-C, as it does for a background job, nor if a debugger handles it
+    usual = signal.default_int_handler
+    if signal.getsignal(signal.SIGINT) in (usual, getattr(sys.modules.get("_python"), "leave_imports", usual)):
         allow_interrupt()
 
 
@@ -106,7 +108,10 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 class Interrupted(SystemExit, KeyboardInterrupt):
-    """Ctrl-C. If it is not caught, the exit status is 130 and no traceback is printed."""
+    """Ctrl-C. If it is not caught, the exit status is 130 and no traceback is printed. If Python discards it,
+    keep_interrupts of h5rows installs the handler again, and sends Ctrl-C again."""
+
+    handler = staticmethod(_interrupt)
 
 
 def _say(text: str) -> None:
