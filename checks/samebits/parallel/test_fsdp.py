@@ -19,6 +19,7 @@ import torch
 from common import NEEDS_GPT, QUICK, ROOT
 from omegaconf import OmegaConf
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import lab.objective
 import lab.run
@@ -28,6 +29,7 @@ from lab.models.mlp import MLP
 from samebits.checkpoints import load_checkpoint, shard_plan, sharded
 from samebits.checkpoints.integrity import file_sum
 from samebits.errors import ConfigError, CorruptFileError, RunFailed
+from samebits.parallel.fsdp import FIRST_TORCH
 from samebits.testing import (
     assert_equal,
     assert_undisturbed,
@@ -43,7 +45,9 @@ from samebits.testing import (
     without_code_generator,
 )
 from samebits.testing.processes import called, on_ranks, sample_of, slow
+from samebits.world import World, world_of_one
 
+pytestmark = pytest.mark.skipif(torch.__version__ < TorchVersion(FIRST_TORCH), reason=f"needs torch {FIRST_TORCH}")
 FSDP = ("trainer=fsdp", "hardware.num_procs=2")
 PLAIN = [o for o in QUICK if not o.startswith("model.")]
 
@@ -588,6 +592,26 @@ def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], message: st
 def test_a_config_that_cannot_be_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("2.8.0+cu128", r"trainer=fsdp: requires torch 2\.10 or newer, .* but torch is 2\.8\.0\+cu128 - install"),
+        ("2.9.1", "requires torch"),
+        ("2.10.0+cpu", "weight is empty"),  # the next check
+    ],
+)
+def test_versions_that_compute_wrong_gradients_are_refused(
+    version: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from samebits.parallel import shard
+
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    two = World(0, 2, 0, torch.device("cpu"))
+    with pytest.raises(ConfigError, match=message):
+        shard(nn.Embedding(0, 2), fsdp_config(), "fp32", two, compiled=False)
+    shard(nn.Linear(2, 2), fsdp_config(), "fp32", world_of_one(), compiled=False)  # nothing is sharded
 
 
 @pytest.mark.slow

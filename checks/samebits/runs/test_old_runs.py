@@ -14,6 +14,7 @@ import torch
 import yaml
 from common import ROOT
 from omegaconf import OmegaConf
+from torch.torch_version import TorchVersion
 
 from lab import groups, load_run, options
 from lab.config import check
@@ -23,6 +24,7 @@ from samebits.checkpoints.trained import change_value, export
 from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
 from samebits.loggers import LoggerConfig
+from samebits.parallel.fsdp import FIRST_TORCH
 from samebits.saved import config as saved
 from samebits.saved import read_config, read_overrides, translate_override
 from samebits.schema import plain, split_own
@@ -65,6 +67,8 @@ def test_it_loads_and_is_scored_as_it_was(tmp_path: Path, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_and_ends_as_the_one_that_was_not_stopped(tmp_path: Path, kind: str) -> None:
+    if kind == "sharded" and torch.__version__ < TorchVersion(FIRST_TORCH):
+        pytest.skip(f"needs torch {FIRST_TORCH}")
     run, straight = old(f"{kind}-stopped", tmp_path), RUNS / f"{kind}-finished"
     start(read_config(PROGRAM, run), run, [], own_process=False)
     assert status(run)["status"] == "finished"

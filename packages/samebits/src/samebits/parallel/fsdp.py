@@ -32,6 +32,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 PADDED = 0.1  # warn if padding is more than this share of the weights
 KEY = "trainer.fsdp.wrap"
+# Older versions fail silently: with torch 2.8, gloo's reduce_scatter returns the sum where FSDP requests the mean, and
+# with 2.8 and 2.9 an optimizer that changes a sharding in place, such as Adafactor, computes wrong weights.
+FIRST_TORCH = "2.10"
 
 
 def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, compiled: bool) -> None:
@@ -40,7 +43,8 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
     The values come from rank 0, where the model is on the CPU; on other ranks it may be on `meta` (meta_init.py).
     Add a method `no_sync()` like DDP's. precision: hardware.precision, resolved. The forward pass runs under autocast,
     so norms and losses are computed as with trainer=ddp; blocks are gathered in param_dtype, all other weights in fp32.
-    With one rank, only move the model. Raise ConfigError if the model or the options cannot be sharded.
+    With one rank, only move the model. Raise ConfigError if the model or the options cannot be sharded, or if torch is
+    older than FIRST_TORCH.
     """
     units = wrapped(model, config)
     if world.size == 1:
@@ -48,6 +52,11 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
             raise ConfigError("trainer.fsdp.cpu_offload=true: requires at least 2 processes, got 1")
         model.to(world.device)
         return
+    if torch.__version__ < FIRST_TORCH:
+        raise ConfigError(
+            f"trainer=fsdp: requires torch {FIRST_TORCH} or newer, because older ones may compute wrong gradients "
+            f"or weights without an error, but torch is {torch.__version__} - install a newer one, or use trainer=ddp"
+        )
     _check(model, units, config, precision)
     if compiled:
         for unit in units.values() or [model]:
