@@ -363,6 +363,8 @@ def test_the_rows_that_a_swmr_writer_has_appended_to_all_fields(
         expected = [0, 1, 2, 3, 4, 0, 1, 2]
         assert [rows.tolist() for rows in data[:].values()] == [expected, expected]
         assert data.column("y").tolist() == expected
+        unread = ["rows are not read, because another field has fewer" in line for line in data.describe()]
+        assert unread == [False, True]
 
 
 @pytest.mark.slow

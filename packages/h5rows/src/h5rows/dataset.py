@@ -359,6 +359,8 @@ class Dataset:
             kind = "strings" if shards[0].text else f"{shape} {str(dtype).removeprefix('torch.')}"
             lost = lost_share(shards[0])
             shown += f"; {lost:.2%} of its values are missing" * (lost > 0)
+            unread = sum(map(len, shards)) - int(self._starts[-1])  # with swmr
+            shown += f"; {unread} rows are not read, because another field has fewer" * (unread > 0)
             lines.append(f"{field}: {kind}, {shown}" + (f", {len(shards)} files" if len(shards) > 1 else ""))
         return lines + [file.described(self.nbytes) for file in self._ranged[:1]]
 
