@@ -13,6 +13,7 @@ DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.m
 WALKED = (
     "existing_hdf5.md", "my_data.md", "my_model.md", "my_method.md", "callbacks.md", "port_script.md",
     "losses_metrics.md", "rates_optimizers.md", "use_model.md", "configure.md", "data_orders.md",
+    "transforms.md",
 )  # fmt: skip
 # run there
 OTHERS = {
