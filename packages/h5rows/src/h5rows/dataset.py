@@ -11,7 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -170,9 +170,7 @@ class Dataset:
         # rows[positions] are rows of the files; None: all
         self._rows: RowSet | np.ndarray | None = rows_of_shards(index, starts[:-1])
 
-        def column(name: str, key: str) -> tuple[np.ndarray, np.ndarray]:
-            return self._column(name, key, (entry["group"], external, cache_gb, encoding, swmr))
-
+        column = partial(self._column, how=(entry["group"], external, cache_gb, encoding, swmr))
         self._choose_share(entry, split, column)
         self._choose_fold(entry, split, column, folds, fold, fold_repeat, stratify_by)
         self._size = starts[-1] if self._rows is None else len(self._rows)
@@ -316,8 +314,8 @@ class Dataset:
             return self._size * shards[0].row_bytes
         total = 0
         for begin in range(0, self._size, _ROWS_AT_ONCE):
-            rows = self._rows[np.arange(begin, min(begin + _ROWS_AT_ONCE, self._size))]
-            total += sum(shards[k].nbytes(local) for k, local, _ in self._by_shard(rows))
+            rows = np.arange(begin, min(begin + _ROWS_AT_ONCE, self._size))
+            total += sum(shards[k].nbytes(local) for k, local, _ in self._part(rows).by_shard)
         return total
 
     @property
@@ -378,7 +376,7 @@ class Dataset:
 
     def _gather(self, rows: np.ndarray, out: dict[str, Tensor] | None, among: np.ndarray | None) -> dict[str, Tensor]:
         """Return a batch. among: positions in `out`; None: the first ones."""
-        part = _ShardRows(self._file_rows(rows), self._starts)
+        part = self._part(rows)
         if self._ranged:
             with self._ranged[0].in_haste():
                 self._advise(part)
@@ -439,7 +437,7 @@ class Dataset:
 
     def advise(self, rows: np.ndarray) -> None:
         """Ask the operating system to read these rows into memory in the background, unless they are there."""
-        self._advise(_ShardRows(self._file_rows(rows), self._starts))
+        self._advise(self._part(rows))
 
     def _advise(self, part: _ShardRows) -> None:
         for field, shards in self._fields.items():
@@ -450,7 +448,7 @@ class Dataset:
 
     def where(self, row: int) -> str:
         """Return the row number in the file, and the file, of a row of the split, as text for messages."""
-        ((shard, local, _),) = self._by_shard(self._file_rows(np.array([row])))
+        ((shard, local, _),) = self._part(np.array([row])).by_shard
         return f"row {int(local[0])} of {self._files[shard]}"
 
     def shared_rows(self, other: Dataset) -> int:
@@ -537,13 +535,7 @@ class Dataset:
             if len(rows) != self._size:
                 raise IndexError(f"a mask of {len(rows)} rows does not fit a split of {self._size}")
             return np.flatnonzero(rows)
-        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
-            raise TypeError(
-                f"row numbers must be (B,) integers, or a mask of (rows,) bool, got {rows.shape} {rows.dtype}"
-            )
-        if len(rows) and (rows.min() < -self._size or rows.max() >= self._size):
-            raise IndexError(f"row numbers {rows.min()} to {rows.max()} are out of range for {self._size} rows")
-        rows = rows.astype(np.int64, copy=False)
+        rows = self._row_numbers(rows, -self._size, "row numbers must be (B,) integers, or a mask of (rows,) bool")
         return np.where(rows < 0, rows + self._size, rows)
 
     def _apart(self, batch: dict[str, Any], field: str) -> Sequence[Any]:
@@ -555,17 +547,16 @@ class Dataset:
             return samples
         return [sample[:size] for sample, size in zip(samples, batch[f"{field}_length"].tolist(), strict=True)]
 
-    def _file_rows(self, rows: np.ndarray) -> np.ndarray:
-        rows = np.asarray(rows)
+    def _row_numbers(self, rows: np.ndarray, lowest: int, wanted: str) -> np.ndarray:
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
-            raise TypeError(f"rows must be row numbers, (B,) integers, got {rows.shape} {rows.dtype}")
-        rows = rows.astype(np.int64, copy=False)
-        if len(rows) and (rows.min() < 0 or rows.max() >= self._size):
+            raise TypeError(f"{wanted}, got {rows.shape} {rows.dtype}")
+        if len(rows) and (rows.min() < lowest or rows.max() >= self._size):
             raise IndexError(f"row numbers {rows.min()} to {rows.max()} are out of range for {self._size} rows")
-        return rows if self._rows is None else self._rows[rows]
+        return rows.astype(np.int64, copy=False)
 
-    def _by_shard(self, rows: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray | None]]:
-        return _ShardRows(rows, self._starts).by_shard
+    def _part(self, rows: np.ndarray) -> _ShardRows:
+        rows = self._row_numbers(np.asarray(rows), 0, "rows must be row numbers, (B,) integers")
+        return _ShardRows(rows if self._rows is None else self._rows[rows], self._starts)
 
 
 class _ShardRows:
@@ -621,7 +612,7 @@ def open(
     if fields is None or split is None:
         with open_file(names[0], bool(options.get("swmr")), options.get("cache_gb")) as file:
             if split is None:
-                there = options["splits"] if "splits" in options else _GROUPS & set(file)
+                there = options["splits"] if "splits" in options else set(file)
                 split = "train" if "train" in there else "/"
             if fields is None:
                 entry = split_of(options["splits"], split) if "splits" in options else {"group": split}
@@ -642,9 +633,6 @@ def _translate_options(options: dict[str, Any]) -> dict[str, Any]:
         options["missing"] = options.pop("masked")
         warnings.warn("masked= is deprecated since 0.3, use missing=", DeprecationWarning, stacklevel=3)
     return options
-
-
-_GROUPS = {"train"}
 
 
 def _found(file: h5py.File, group: str) -> tuple[dict[str, str], dict[str, Any]]:
@@ -720,14 +708,7 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
 
 
 def column_of(
-    path: str,
-    group: str,
-    name: str,
-    key: str,
-    external: str,
-    cache_gb: float | None = None,
-    encoding: str = "utf-8",
-    swmr: bool = False,
+    path: str, group: str, name: str, key: str, external: str, cache_gb: float | None, encoding: str, swmr: bool
 ) -> np.ndarray:
     """Return all values of a dataset (N,) of numbers or strings. key: the name of the argument in messages."""
     with open_file(path, swmr, cache_gb) as file:
