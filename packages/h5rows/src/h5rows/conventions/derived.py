@@ -168,50 +168,28 @@ class Indexed(FlatOffsets):
             raise ConfigError(f"{where}: its index must not decrease, and must be in 0 to {len(values)}")
 
 
-class Arrays(Field):
-    """Arrays (length, *sample) of different length that were read when the file was opened."""
+class Listed(Field):
+    """Samples of different length that were read when the file was opened: arrays (length, *sample), or strings."""
 
-    def __init__(self, arrays: list[np.ndarray], reason: str) -> None:
-        self.arrays, self.reason = arrays, f"{reason}, held in memory"
-        self.shape, self.dtype = (-1, *arrays[0].shape[1:]), arrays[0].dtype
-
-    def __len__(self) -> int:
-        """Return the number of arrays."""
-        return len(self.arrays)
-
-    def nbytes(self, rows: np.ndarray | None) -> int:
-        """Return the bytes of these rows, or of all."""
-        return sum(self.arrays[k].nbytes for k in (range(len(self)) if rows is None else rows.tolist()))
-
-    def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Return the arrays."""
-        return [self.arrays[k] for k in rows.tolist()]
-
-    def column(self) -> np.ndarray:
-        """Return the lengths (N,)."""
-        return np.array([len(array) for array in self.arrays], np.int64)
-
-
-class Strings(Field):
-    """Strings that were decoded when the file was opened."""
-
-    text, shape, dtype = True, (-1,), np.dtype(np.uint8)
-
-    def __init__(self, texts: list[str], reason: str) -> None:
-        self.texts, self.reason = texts, f"{reason}, held in memory"
+    def __init__(self, samples: list[Any], reason: str) -> None:
+        self.samples, self.reason, self.shape, self.dtype = samples, f"{reason}, held in memory", (-1,), np.dtype("u1")
+        self.text = not samples or isinstance(samples[0], str)
+        if not self.text:
+            self.shape, self.dtype = (-1, *samples[0].shape[1:]), samples[0].dtype
 
     def __len__(self) -> int:
-        """Return the number of strings."""
-        return len(self.texts)
+        """Return the number of samples."""
+        return len(self.samples)
 
     def nbytes(self, rows: np.ndarray | None) -> int:
-        """Return the number of characters of these rows, or of all."""
-        return sum(len(self.texts[k]) for k in (range(len(self)) if rows is None else rows.tolist()))
+        """Return the bytes of these rows, or of all; the number of characters for strings."""
+        found = self.samples if rows is None else self.read(rows)
+        return sum(len(sample) if self.text else sample.nbytes for sample in found)
 
-    def read(self, rows: np.ndarray) -> list[str]:
-        """Return the strings."""
-        return [self.texts[k] for k in rows.tolist()]
+    def read(self, rows: np.ndarray) -> list[Any]:
+        """Return these samples."""
+        return [self.samples[k] for k in rows.tolist()]
 
     def column(self) -> np.ndarray:
-        """Return the lengths (N,) in characters."""
-        return np.array([len(text) for text in self.texts], np.int64)
+        """Return the lengths (N,); for strings, in characters."""
+        return np.array([len(sample) for sample in self.samples], np.int64)

@@ -25,18 +25,7 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.cf import Packing, packing_of
-from h5rows.conventions.derived import (
-    Arrays,
-    Columns,
-    Indexed,
-    Mask,
-    Numbers,
-    Sparse,
-    Strings,
-    Turned,
-    Unpacked,
-    Vector,
-)
+from h5rows.conventions.derived import Columns, Indexed, Listed, Mask, Numbers, Sparse, Turned, Unpacked, Vector
 from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.fields import Field, Fixed, for_torch, open_field
@@ -197,11 +186,11 @@ class Opened:
         if self.kind == "matlab" and (item.dtype == h5py.ref_dtype or attribute(item, "MATLAB_class") == "char"):
             if item.dtype == h5py.ref_dtype and (cells := matlab_cells(item, self.cache.max_bytes, where)):
                 alike = len({cell.shape for cell in cells}) == 1
-                return Numbers(np.stack(cells)) if alike else Arrays(cells, "cells"), None
-            return Strings(matlab_texts(item, where), "characters"), None
+                return Numbers(np.stack(cells)) if alike else Listed(cells, "cells"), None
+            return Listed(matlab_texts(item, where), "characters"), None
         if item.dtype == "S1" and item.ndim == 2:
             texts = [decoded(row.tobytes().rstrip(b"\0 "), where, self.encoding) for row in item[:]]
-            return Strings(texts, "characters"), None
+            return Listed(texts, "characters"), None
         if str(attribute(item, "NAME")).startswith(DIMENSION_ALONE):  # its values were never written
             other = f"_nc4_non_coord_{item.name.rpartition('/')[2]}"
             hint = f"; the variable of this name is {other}" if other in item.parent else ""
