@@ -78,20 +78,15 @@ def open_h5(path: str | os.PathLike[str], swmr: bool = False) -> Iterator[File]:
         file.close()
 
 
-class named:
+@contextmanager
+def named(what: object) -> Iterator[None]:
     """Convert errors of h5py in this block to a ConfigError of one line about `what`."""
-
-    def __init__(self, what: object) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (ConfigError, BrokenPipeError)):  # the pipe of the output is not the file that is read
-            return
-        if isinstance(error, (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError)):  # h5py's
-            raise unreadable(self._what, error) from error
+    try:
+        yield
+    except (ConfigError, BrokenPipeError):  # the pipe of the output is not the file that is read
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, OverflowError, MemoryError) as error:  # h5py's
+        raise unreadable(what, error) from error
 
 
 BORROWERS: WeakSet[Any] = WeakSet()  # readers that use a dataset of a file that is open in a block of open_h5
