@@ -68,6 +68,7 @@ OPEN: list[tuple[dict[str, Any], str]] = [
     ({"cache_mb": "512"}, "cache_mb='512'"),
     ({"swmr": "no"}, "swmr='no'"),
     ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; allowed: group, rows"),
+    ({"splits": {"/": {"group": ["/"]}}}, "group=.*: expected the name of a group"),
 ]
 
 
