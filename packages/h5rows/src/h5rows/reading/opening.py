@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import stat
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -116,8 +115,8 @@ def most_open() -> int:
     return max(8, (1 << 16 if limit == resource.RLIM_INFINITY else limit) // 4)
 
 
-_held: WeakValueDictionary[tuple[int, str, bool], Held] = WeakValueDictionary()  # (process, path, swmr) -> handle
-_order: OrderedDict[tuple[int, str, bool], None] = OrderedDict()  # their keys, the first opened first
+# (process, path, swmr) -> open handle, the first opened first
+_held: WeakValueDictionary[tuple[int, str, bool], Held] = WeakValueDictionary()
 
 
 def hold(path: str, swmr: bool) -> Held:
@@ -134,25 +133,27 @@ def hold(path: str, swmr: bool) -> Held:
         if held is None or not held.file:
             _make_room()
             held = _held[key] = Held(path, swmr)
-            _order[key] = None
         return held
 
 
 def _make_room() -> None:
     """Close the handles of this process that were opened first and are not used now, if there are too many."""
-    for key in list(_order)[: max(0, len(_order) + 1 - most_open())]:
-        first = _held.get(key) if key[0] == os.getpid() else None
-        if first is None or not first.users:
-            del _order[key]
-        if first is not None and not first.users:
-            first.file.close()
+    own = [key for key in list(_held) if key[0] == os.getpid()]
+    for key in own[: max(0, len(own) + 1 - most_open())]:
+        if (first := _held.get(key)) is not None and not first.users:
+            _close(key, first)
 
 
 def _close_held(path: str | None) -> None:
     """Close this process's handles of a file that was rewritten; None: all of its handles."""
-    for (process, of, _), held in list(_held.items()):
-        if process == os.getpid() and (path is None or (of == path and held.is_outdated())):
-            held.file.close()
+    for key, held in list(_held.items()):
+        if key[0] == os.getpid() and (path is None or (key[1] == path and held.is_outdated())):
+            _close(key, held)
+
+
+def _close(key: tuple[int, str, bool], held: Held) -> None:
+    del _held[key]
+    held.file.close()
 
 
 def _open_alike(path: str | os.PathLike[str], swmr: bool) -> File:
