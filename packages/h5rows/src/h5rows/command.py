@@ -200,7 +200,6 @@ def as_options(text: str) -> str:
     """Return the message with Python arguments such as size=(2, 3) replaced by command-line options."""
 
     def option(found: re.Match[str]) -> str:
-        """Return the option for one argument that was found."""
         name = TYPED.get(found[1], found[1].replace("_", "-"))
         with suppress(ValueError, SyntaxError):
             value = ast.literal_eval(found[2])

@@ -13,17 +13,15 @@ from h5rows.checks import check_options
 from h5rows.errors import ConfigError, need
 
 OF_IMAGES = ("images", "lmdb", "tfrecord", "webdataset", "table")
+FOR_CSV = ("separator", "header", "decimal", "encoding", "escape")
 FOR_FORMATS = {  # options that apply only to some formats
     **dict.fromkeys(("size", "crop", "mode", "exif"), OF_IMAGES),
     "variable": (*OF_IMAGES, "samples"),
     "kinds": OF_IMAGES[1:],
     "tokenizer": ("text", "table"),
     "reverse_axes": ("n5",),
-    **dict.fromkeys(
-        ("file_column", "separator", "header", "decimal", "encoding", "escape", "empty", "length"), ("table",)
-    ),
+    **dict.fromkeys(("file_column", *FOR_CSV, "empty", "length"), ("table",)),
 }
-FOR_CSV = ("separator", "header", "decimal", "encoding", "escape")
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,8 @@ class ArraySource(Source):
             where = f"of split {split}" if split else "of this source"
             sizes = {name: len(array) for name, array in table.items()}
             if len(set(sizes.values())) > 1:
-                what = f"the fields {where} differ in their number of rows: {shorten(sizes)}"
+                some = [*[f"{name} {size:,}" for name, size in sizes.items()][:5], *["..."] * (len(sizes) > 5)]
+                what = f"the fields {where} differ in their number of rows: {', '.join(some)}"
                 raise ConfigError(f"{what}; choose some with fields=, or format='samples' if each file is a sample")
             types = {name: (tuple(array.shape[1:]), np.dtype(array.dtype)) for name, array in table.items()}
             if self.fields and types != {name: (f.shape, f.dtype) for name, f in self.fields.items()}:
@@ -253,12 +254,6 @@ class ArraySource(Source):
         if isinstance(rows, range) or (np.diff(where) == 1).all():
             where = slice(int(where[0]), int(where[-1]) + 1)
         return {f: np.asarray(self._tables[split][f][where]) for f in fields}, []
-
-
-def shorten(sizes: Mapping[str, int]) -> str:
-    """Return the first five sizes as text."""
-    shown = ", ".join(f"{name} {size:,}" for name, size in list(sizes.items())[:5])
-    return shown + ", ..." * (len(sizes) > 5)
 
 
 def select(source: Source, wanted: Mapping[str, str], path: object) -> dict[str, str]:

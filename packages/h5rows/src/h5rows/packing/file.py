@@ -190,7 +190,6 @@ def offsets(path: Path) -> dict[str, int]:
     found: dict[str, int] = {}
 
     def visit(name: str, item: Any) -> None:
-        """Record the offset of one dataset."""
         if isinstance(item, h5py.Dataset) and item.size:
             found[name] = item.id.get_offset()
 

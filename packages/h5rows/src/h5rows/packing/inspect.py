@@ -18,10 +18,11 @@ from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import calling, typed
 from h5rows.reading.copies import local_copy
 from h5rows.reading.external import external_files, items_below, link_of
-from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter, pipeline
+from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter
 from h5rows.reading.layout import plan
 from h5rows.reading.listed import is_index
 from h5rows.reading.opening import is_remote, names_of, open_h5
+from h5rows.reading.stored import stored
 from h5rows.reading.texts import said_of
 
 COSTLY = 4.0  # bytes read per byte needed, from which another layout is recommended
@@ -36,7 +37,7 @@ class Found:
 
     def __init__(self, name: str, dset: h5py.Dataset) -> None:
         self.name, self.dset = name, dset
-        self.filters = [filter_name(number) for number, _ in pipeline(dset)]
+        self.filters = [filter_name(number) for number, _ in stored(dset).pipeline]
         self.stored, self.size = dset.id.get_storage_size(), (dset.size or 0) * dset.dtype.itemsize
         self.amplification = amplification(dset)
         self.way, self.reason, _ = plan(dset)

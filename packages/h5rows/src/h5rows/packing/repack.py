@@ -23,8 +23,9 @@ from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, as_numbers, scan
 from h5rows.packing.survey import NOTE, Survey, grows
 from h5rows.program import typed
-from h5rows.reading.filters import FLETCHER32, pipeline
+from h5rows.reading.filters import FLETCHER32
 from h5rows.reading.opening import open_h5
+from h5rows.reading.stored import Stored
 from h5rows.source import one_line
 
 MOST_TIMES, MOST_BYTES = 20, 1 << 30  # a copy larger than both (times the source, bytes) needs allow_larger
@@ -117,7 +118,7 @@ class Repack:
         shape, dtype = self.contents.plain[path]
         kind = tid if tid.committed() else h5py.h5t.py_create(dtype, logical=True)
         plan, chunk_rows = creation(dset), self.options.rows(shape, dtype)
-        checked = any(number == FLETCHER32 for number, _ in pipeline(h5py.Dataset(dset)))
+        checked = any(number == FLETCHER32 for number, _ in Stored(dset).pipeline)
         if not chunk_rows:
             if checked:
                 self.contents.said.append(f"{path}: its checksums (fletcher32) are lost, as it is contiguous now")

@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 
 from h5rows.account import Account
 from h5rows.errors import ConfigError, first_line, need, pip_install, report
 from h5rows.packing.file import flush
 from h5rows.program import calling
-from h5rows.reading.finding import stated_classes
+from h5rows.reading.finding import classes_of
 from h5rows.reading.folders import is_remote, shown
 from h5rows.reading.listed import INDEX, digest_of, forget, shards_in
 from h5rows.reading.sources import told
-from h5rows.reading.texts import name_of
 
 SHARD = re.compile(r"\d{5,}-[0-9a-f]{12}\.h5")
 Make = Callable[[str, tuple[int, int]], Account]  # (a local file, (i, n)): writes share i of n to it
@@ -92,20 +90,14 @@ def described(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
     rows: dict[str, int] = {}
 
     def visit(name: str, item: Any) -> None:
-        """Record one dataset."""
         if isinstance(item, h5py.Dataset) and item.shape:
-            fields[name] = [str(item.dtype), list(item.shape[1:]), classes_of(item)]
+            names, number = classes_of(item)
+            fields[name] = [str(item.dtype), list(item.shape[1:]), number if names is None else names]
             rows[name] = len(item)
 
     with h5py.File(file, "r") as opened:
         opened.visititems(visit)
     return fields, rows
-
-
-def classes_of(item: h5py.Dataset) -> int | list[str] | None:
-    """Return the number or the names of the classes in the dataset's attributes; None if there are none."""
-    found = stated_classes(item)
-    return None if found is None else int(found) if np.ndim(found) == 0 else [name_of(one) for one in found]
 
 
 def fields_of(fields: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -42,14 +42,9 @@ def in_memory(tid: Any) -> tuple[np.dtype, Any]:
     return tid.dtype, h5t.py_create(tid.dtype)
 
 
-def is_null(item: Any) -> bool:
-    """Return True for a dataset or an attribute without a data space."""
-    return bool(item.get_space().get_simple_extent_type() == h5s.NULL)
-
-
 def read_attribute(attr: Any) -> np.ndarray | None:
     """Return the values of an attribute; None if it has none."""
-    if is_null(attr) or not prod(attr.shape):
+    if attr.shape is None or not prod(attr.shape):
         return None
     dtype, kind = in_memory(attr.get_type())
     values = np.zeros(attr.shape, dtype)
@@ -60,7 +55,7 @@ def read_attribute(attr: Any) -> np.ndarray | None:
 def blocks(dset: Any) -> Iterator[tuple[Any, Any, np.ndarray]]:
     """Yield (space in memory, space in the file, values) in blocks of a few MB; nothing if none was ever written."""
     shape, layout = dset.shape, dset.get_create_plist().get_layout()
-    if is_null(dset) or not prod(shape) or not (dset.get_storage_size() or layout == h5d.VIRTUAL):
+    if shape is None or not prod(shape) or not (dset.get_storage_size() or layout == h5d.VIRTUAL):
         return
     dtype, kind = in_memory(dset.get_type())
     step = max(1, BLOCK_BYTES // (prod(shape[1:]) * dset.get_type().get_size()))

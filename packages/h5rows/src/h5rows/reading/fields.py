@@ -113,10 +113,11 @@ class Field:
 
 
 class Fixed(Field):
-    """Samples of one shape. `_stored`: the file's type in native byte order."""
+    """Samples of one shape. where: file and name of the dataset, for messages. `_stored`: its type in native byte
+    order."""
 
     def __init__(self, dset: h5py.Dataset, member: str | None, cache: ChunkCache, swmr: bool) -> None:
-        self._where = where = f"{file_name(dset)}: {dset.name}"
+        self.where = where = f"{file_name(dset)}: {dset.name}"
         dtype = dset.dtype if member is None else dset.dtype[member]
         if dtype.names and member is not None:
             raise ConfigError(f"{where}/{member} is a nested compound type, which is not supported; write it flat")
@@ -161,7 +162,7 @@ class Fixed(Field):
     def at(self, layout: Layout) -> Fixed:
         """Return this field without open files, with another number of rows and other positions."""
         made = object.__new__(Fixed)  # `copy` takes several times as long
-        made.__dict__.update(self.__dict__, layout=layout, shape=layout.shape, _where=f"{layout.path}: {layout.name}")
+        made.__dict__.update(self.__dict__, layout=layout, shape=layout.shape, where=f"{layout.path}: {layout.name}")
         made.__dict__.pop("reader", None)
         return made
 
@@ -175,15 +176,10 @@ class Fixed(Field):
         made.reader = made._reader_of(layout, cache)
         return made
 
-    @property
-    def where(self) -> str:
-        """Return the file and the name of the dataset, for messages."""
-        return self._where
-
     def check_written(self) -> None:
         """Raise ConfigError if the file is too small for all rows, so reading them would take time for fill values."""
         assert self.layout is not None
-        check_size(self._where, self.nbytes(None), self.layout.identity[2], f"{len(self):,} rows")
+        check_size(self.where, self.nbytes(None), self.layout.identity[2], f"{len(self):,} rows")
 
     @property
     def table_bytes(self) -> int:
@@ -206,7 +202,7 @@ class Fixed(Field):
         if missing_filter(dset) is not None:
             self.reason += f"; {missing('not compared with HDF5, which', 'hdf5plugin')}"
         elif _by_hdf5(dset, rows).astype(self.dtype).tobytes() != ours.tobytes():
-            problem = f"{self._where}: {self.way} reads other values than h5py"
+            problem = f"{self.where}: {self.way} reads other values than h5py"
             raise ConfigError(f"{problem}; please report this file's layout (h5dump -pH); a repacked file may work")
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -225,13 +221,14 @@ class Fixed(Field):
         else:
             stored = np.empty((len(rows), *self.shape[1:]), dtype=self._stored)
             self.reader.gather_into(rows, stored)
-            out[slice(len(rows)) if at is None else at] = for_torch(stored, self._where)
+            out[slice(len(rows)) if at is None else at] = for_torch(stored, self.where)
 
     @staticmethod
     def together(shards: Sequence[Field], starts: np.ndarray) -> MappedShards | None:
         """Return one reader for all shards of a field; None if they need one each. starts: as in MappedShards."""
         readers = [shard.reader for shard in shards if isinstance(shard, Fixed) and shard._stored == shard.dtype]
-        alike = len(readers) == len(shards) > 1 and MappedShards.fits(readers)
+        alike = all(isinstance(reader, Mapped) and reader.layout.row_bytes for reader in readers)
+        alike = alike and len(readers) == len(shards) > 1
         return MappedShards(cast("list[Mapped]", readers), starts) if alike else None
 
     def advise(self, rows: np.ndarray, count: int = 1) -> None:

@@ -56,11 +56,6 @@ def check_filters(dset: h5py.Dataset) -> None:
     raise ConfigError(f"{problem}; on a machine with that filter, convert the file: h5repack -f GZIP=4 OLD NEW")
 
 
-def pipeline(dset: h5py.Dataset) -> Pipeline:
-    """Return the filters of a dataset with their options, in the order of writing."""
-    return stored(dset).pipeline
-
-
 def obstacle(pipeline: Pipeline, chunk_bytes: int) -> str | None:
     """Return the reason why chunks of this pipeline cannot be decoded here; None if they can."""
     if sum(number in COMPRESSORS for number, _ in pipeline) > 1:
@@ -78,7 +73,7 @@ def obstacle(pipeline: Pipeline, chunk_bytes: int) -> str | None:
 
 def load_plugins(dset: h5py.Dataset) -> list[int]:
     """Load hdf5plugin if h5py lacks a filter of this dataset. Return the numbers of its filters."""
-    numbers = [number for number, _ in pipeline(dset)]
+    numbers = [number for number, _ in stored(dset).pipeline]
     if not all(map(h5py.h5z.filter_avail, numbers)):
         _load("hdf5plugin")
     return numbers

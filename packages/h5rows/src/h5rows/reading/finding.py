@@ -20,18 +20,6 @@ from h5rows.reading.texts import UTF_8, name_of
 _LISTED = 24
 
 
-def listing(group: h5py.Group) -> list[str]:
-    """Return the names of some datasets in a group, with shape and type. Damaged objects are skipped."""
-    found: list[str] = []
-    for name, item in items_below(group):
-        with suppress(OSError, RuntimeError, KeyError, ValueError, TypeError):  # skip damaged objects
-            if isinstance(item, h5py.Dataset):
-                found.append(f"{name} {item.shape} {type_name(item)}")
-        if len(found) >= _LISTED:
-            break
-    return found
-
-
 def type_name(dset: h5py.Dataset) -> str:
     """Return the type of a dataset as text, also if NumPy has no such type."""
     try:
@@ -147,7 +135,14 @@ def check_type(dset: h5py.Dataset, key: str) -> None:
 
 
 def _choices(group: h5py.Group, wanted: str) -> str:
-    there = listing(group)
+    """Return the nearest name to `wanted`, and some datasets of a group with shape and type, without damaged ones."""
+    there: list[str] = []
+    for name, item in items_below(group):
+        with suppress(OSError, RuntimeError, KeyError, ValueError, TypeError):
+            if isinstance(item, h5py.Dataset):
+                there.append(f"{name} {item.shape} {type_name(item)}")
+        if len(there) >= _LISTED:
+            break
     names = [line.split(" ")[0] for line in there]
     groups = [str(name) for name in group] if len(group) < 1000 else []
     near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)

@@ -120,11 +120,6 @@ class MappedShards:
         self._memory = np.asarray(_Span(low, high - low, mapped))
         self._probes = Probes()
 
-    @staticmethod
-    def fits(readers: Sequence[Any]) -> bool:
-        """Return True if all shards of a field can be read in this way."""
-        return all(isinstance(reader, Mapped) and reader.layout.row_bytes for reader in readers)
-
     def gather_into(self, rows: np.ndarray, of: np.ndarray, out: np.ndarray, at: np.ndarray | None = None) -> None:
         """Copy row rows[k] of the field, which is in shard of[k], to out[k], or to out[at[k]]."""
         if len(rows) == 0:

@@ -3,6 +3,7 @@ ASCII."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import h5py
@@ -49,10 +50,8 @@ def name_of(value: Any, encoding: str = UTF_8) -> str:
 
 def _guess(raw: bytes) -> str:
     for encoding in OTHERS:
-        try:
+        with suppress(UnicodeDecodeError):
             return f"; as {encoding} it is {raw.decode(encoding)[:60]!r}"
-        except UnicodeDecodeError:
-            continue
     return ""
 
 
