@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -22,6 +24,20 @@ hypothesis.settings.load_profile("suite")
 def _no_project(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages name arguments, also where tests of a project, whose messages name its keys, run in the same process."""
     monkeypatch.setattr(h5rows.ConfigError, "group", "")
+
+
+@pytest.fixture
+def in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name keys of `data`, as in a program that sets this."""
+    monkeypatch.setattr(h5rows.ConfigError, "group", "data.")
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    from http_files import serving  # imports NumPy, so after the line about its threads
+
+    with serving() as server:
+        yield server
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is asked

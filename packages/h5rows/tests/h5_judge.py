@@ -16,7 +16,6 @@ from h5_truth import Truth
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
 
-ROOT = {"all": {"group": "/"}}
 Batch = dict[str, Any]
 
 
@@ -105,7 +104,7 @@ class Judge:
 
     def open(self, *names: str, **options: Any) -> Dataset:
         fields = {f"f{k}": name for k, name in enumerate(names)}
-        return Dataset(str(self.path), fields, "all", ROOT, external="allow", **options)
+        return Dataset(str(self.path), fields, external="allow", **options)
 
     def opened(self, name: str) -> Dataset | None:
         """None: it was refused, which is judged."""
@@ -236,7 +235,7 @@ class Judge:
 
     def shards(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
         """The same file three times, one after the other."""
-        both = Dataset([str(self.path)] * 3, {"f0": name}, "all", ROOT, external="allow", cache_mb=1)
+        both = Dataset([str(self.path)] * 3, {"f0": name}, external="allow", cache_mb=1)
         rows = rows_of(self.rng, known).astype(np.int64)
         places = rows + self.rng.integers(0, 3, len(rows)) * truth.rows
         batch = both.gather(places)
@@ -246,7 +245,7 @@ class Judge:
     def refusing(self, name: str, data: Dataset, truth: Truth, known: list[int]) -> None:
         """The default: no other file is read."""
         try:
-            here = Dataset(str(self.path), {"f0": name}, "all", ROOT)
+            here = Dataset(str(self.path), {"f0": name})
         except ConfigError as error:
             if not truth.may and (not truth.outside or "external='allow'" not in str(error)):
                 self.fault(name, "is refused", str(error))

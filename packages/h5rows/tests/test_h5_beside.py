@@ -19,7 +19,6 @@ from running import limit, sample_of
 from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
 
-ROOT = {"all": {"group": "/"}}
 VALUES = np.arange(40).reshape(20, 2)
 FIELDS = ("mapped", "chunks", "big", "lzf", "link", "linked group", "virtual", "own parts", "raw")
 # how the program opens files: as everybody does, and in ways of its own (one for all), which HDF5 may refuse
@@ -77,7 +76,7 @@ def play(folder: Path, way: str, seed: int) -> None:
             case "open":
                 fields = {name: name for name in draw.sample(FIELDS, draw.randint(1, 3))}
                 with refusable(way, ConfigError):
-                    sets.append(Dataset(str(folder / "a.h5"), fields, "all", ROOT, external="allow"))
+                    sets.append(Dataset(str(folder / "a.h5"), fields, external="allow"))
             case "gather" if sets:
                 rows = np.random.permutation(20)
                 with refusable(way, ConfigError):
@@ -103,8 +102,8 @@ def test_any_order_of_opening_reading_and_closing(way: str, tmp_path: Path) -> N
 def test_a_file_that_the_program_has_open_in_another_way(tmp_path: Path) -> None:
     """What is mapped needs no handle once it is open; else a line says what to do."""
     write(tmp_path)
-    data = Dataset(str(tmp_path / "a.h5"), {"x": "mapped"}, "all", ROOT)
-    through = Dataset(str(tmp_path / "a.h5"), {"x": "big"}, "all", ROOT)
+    data = Dataset(str(tmp_path / "a.h5"), {"x": "mapped"})
+    through = Dataset(str(tmp_path / "a.h5"), {"x": "big"})
     with h5py.File(tmp_path / "a.h5", locking=True):
         assert np.array_equal(data.gather(np.arange(20))["x"].numpy(), VALUES)
         for read in (lambda: through.gather(np.arange(20)), lambda: Dataset(str(tmp_path / "a.h5"), {"x": "mapped"})):
@@ -120,6 +119,6 @@ def test_a_file_that_the_program_is_writing(tmp_path: Path) -> None:
         file["mapped"][3], file["lzf"][3] = 77, 78
         for name in ("mapped", "lzf"):
             with pytest.raises(ConfigError, match=r"a\.h5 is open for writing in this program.*close it"):
-                Dataset(str(tmp_path / "a.h5"), {"x": name}, "all", ROOT)
-    data = Dataset(str(tmp_path / "a.h5"), {"x": "mapped", "y": "lzf"}, "all", ROOT)
+                Dataset(str(tmp_path / "a.h5"), {"x": name})
+    data = Dataset(str(tmp_path / "a.h5"), {"x": "mapped", "y": "lzf"})
     assert [values.tolist() for values in data.gather(np.array([3])).values()] == [[[77] * 2], [[78] * 2]]

@@ -14,15 +14,10 @@ from h5rows import ConfigError, Dataset, repack
 from h5rows.options import RepackOptions
 from h5rows.packing.inspect import inspect_file
 
+pytestmark = pytest.mark.usefixtures("in_a_program")
 ALL = {"all": {"group": "/"}}
 SECRET = b"the secret of another file, 64 bytes long, in the home of someone"[:64]
 VALUES = np.arange(64, dtype="u1")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages name keys of `data`, as in a program that sets this."""
-    monkeypatch.setattr(ConfigError, "group", "data.")
 
 
 def test_virtual_data_of_an_hdf5_that_reads_it_wrongly_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

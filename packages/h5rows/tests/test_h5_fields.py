@@ -13,14 +13,9 @@ import torch
 from h5rows import ConfigError, Dataset, probe
 from h5rows.integration import num_outputs
 
+pytestmark = pytest.mark.usefixtures("in_a_program")
 ROOT = {"all": {"group": "/"}}
 WORDS = ["", "a", "größer", "日本語", "x" * 300, "naïve"]
-
-
-@pytest.fixture(autouse=True)
-def _in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages name keys of `data`, as in a program that sets this."""
-    monkeypatch.setattr(ConfigError, "group", "data.")
 
 
 def words(n: int) -> list[str]:

@@ -19,7 +19,6 @@ from h5rows.dataset import Dataset
 from h5rows.errors import ConfigError
 from h5rows.reading import filters
 
-ROOT = {"all": {"group": "/"}}
 BOMBS: dict[str, Any] = {
     "gzip": {"compression": "gzip", "shuffle": True},
     "zstd": dict(hdf5plugin.Zstd()),
@@ -28,7 +27,7 @@ BOMBS: dict[str, Any] = {
 
 
 def root(path: Path, name: str = "x", **options: Any) -> Dataset:
-    return Dataset(str(path), {"x": name}, "all", ROOT, **options)
+    return Dataset(str(path), {"x": name}, **options)
 
 
 def same_as_h5py(path: Path, name: str = "x") -> str:

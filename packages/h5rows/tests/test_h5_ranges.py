@@ -21,20 +21,15 @@ import numpy as np
 import pytest
 from fsspec import AbstractFileSystem
 from h5_judge import in_a_fork
-from http_files import Server, serving, small_blocks
+from http_files import Server, small_blocks
 from running import assert_equal, wait_for
 
 from h5rows import ConfigError, Dataset
 from h5rows.integration import num_outputs, sample_shape
 from h5rows.reading import copies, ranges, remote, sources
 
+pytestmark = pytest.mark.usefixtures("in_a_program")
 FIELDS = ("x", "z", "y", "words", "text")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages name keys of `data`, as in a program that sets this."""
-    monkeypatch.setattr(ConfigError, "group", "data.")
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +40,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small_blocks(monkeypatch)
     remote._known.clear()
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
 
 
 def made(path: Path, rows: int = 1000, seed: int = 0) -> bytes:

@@ -22,14 +22,14 @@ import h5py
 import numpy as np
 import pytest
 from fsspec.asyn import AsyncFileSystem
-from http_files import SMALL, Server, serving
+from http_files import Server, serving, small_blocks
 from running import assert_equal, limit, wait_for
 from writes import attempt, mark
 
 from h5rows import ConfigError, Dataset
 from h5rows.integration import num_outputs, sample_shape
 from h5rows.packing.inspect import inspect_file
-from h5rows.reading import folders, ranges, remote, sources
+from h5rows.reading import folders, remote, sources
 
 ALL = {"all": {"group": "/"}}
 BYTES = np.random.default_rng(0).bytes(100_000)
@@ -78,12 +78,6 @@ def test_a_server_s_words_are_one_printable_line(answer: bytes) -> None:
     assert str(caught.value).isprintable(), str(caught.value)
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
-
-
 def forget() -> None:
     """As a new process, which knows nothing of the server."""
     remote._known.clear()
@@ -92,8 +86,7 @@ def forget() -> None:
 
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "SPAN", 1 << 16)
-    for name, value in SMALL.items():
-        monkeypatch.setattr(ranges, name, value)
+    small_blocks(monkeypatch)
 
 
 def made(path: Path, rows: int = 1000, seed: int = 0) -> bytes:
@@ -446,6 +439,3 @@ def test_a_process_that_is_forked_does_not_use_a_thread_of_its_parent(tmp_path: 
     assert child.exitcode == 0
     child.close()
     assert len(list(folders.cache_dir().glob("*/*/f.h5"))) == 1
-
-
-# -- the command -------------------------------------------------------------------------------------------------------

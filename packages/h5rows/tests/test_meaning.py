@@ -21,13 +21,8 @@ from h5rows.conventions.detect import kind_of
 from h5rows.integration import shares_of
 from h5rows.packing.inspect import meaning_of
 
+pytestmark = pytest.mark.usefixtures("in_a_program")
 ROWS = 40
-
-
-@pytest.fixture(autouse=True)
-def _in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages name keys of `data`, as in a program that sets this."""
-    monkeypatch.setattr(ConfigError, "group", "data.")
 
 
 def matlab(file: h5py.File, name: str, values: Any, kind: str = "double") -> None:
@@ -162,8 +157,6 @@ def test_each_program_s_file_is_known(tmp_path: Path, kind: str) -> None:
     with h5py.File(made(kind, tmp_path)) as file:
         assert kind_of(file) == kind
         choice = choose(file)
-        assert choice is not None
-        assert choice.y is not None
         assert choice.x.shape[0] == choice.y.shape[0] == ROWS
 
 
@@ -312,10 +305,7 @@ def test_characters(tmp_path: Path) -> None:
     words = ["left", "up"]
     with h5py.File(path, "w") as file:
         matlab(file, "names", np.array([list(map(ord, word.ljust(4))) for word in words], np.uint16), "char")
-        for k, word in enumerate(words):
-            matlab(file, f"#refs#/{k}", np.array([list(map(ord, word))], np.uint16), "char")
-        references = np.array([[file[f"#refs#/{k}"].ref for k in range(2)]], h5py.ref_dtype)
-        file.create_dataset("cells", data=references, dtype=h5py.ref_dtype).attrs["MATLAB_class"] = np.bytes_("cell")
+        references(file, "cells", [np.array([list(map(ord, word))], np.uint16) for word in words], "char")
     data = h5rows.Dataset(path, {"a": "names", "b": "cells"}, decode=True)
     assert data.gather(np.arange(2)) == {"a": ["left", "up  "], "b": words}
     with h5py.File(nc := str(tmp_path / "a.nc"), "w") as file:
@@ -335,7 +325,6 @@ def test_matlab_s_sparse_matrix(tmp_path: Path) -> None:
         group["data"], group["ir"] = dense.T[dense.T != 0], np.nonzero(dense.T)[1].astype(np.uint64)
         group["jc"] = np.concatenate([[0], np.cumsum((dense != 0).sum(0))]).astype(np.uint64)
         choice = choose(file)
-    assert choice is not None
     assert (choice.x.name, choice.x.shape) == ("X", dense.shape)
     assert (h5rows.Dataset(path, {"x": "X", "y": "y"}, decode=True, cache_mb=1).column("x") == dense).all()
 
@@ -358,8 +347,6 @@ def test_cells_of_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         held = np.array([[file[f"#refs#/spikes{k}"].ref for k in range(ROWS)]], h5py.ref_dtype)
         mark(file, "spikes", held, MATLAB_class=np.bytes_("cell"))
         choice = choose(file)
-    assert choice is not None
-    assert choice.y is not None
     assert (choice.x.name, choice.x.shape, choice.y.name) == ("images", (ROWS, 3, 4), "y@classes")
     h5rows.inspect(path)
     said = capsys.readouterr().out
@@ -396,8 +383,6 @@ def test_a_matrix_of_cell_ranger(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "a") as file:
         file["label"] = [f"cluster {k % 3}" for k in range(ROWS)]
         choice = choose(file)
-    assert choice is not None
-    assert choice.y is not None
     assert (choice.x.name, choice.y.name, choice.y.classes) == ("matrix", "label@classes", 3)
 
 
@@ -405,8 +390,6 @@ def test_time_series_and_spikes_of_nwb(tmp_path: Path) -> None:
     neurons(tmp_path / "a.nwb")
     with h5py.File(tmp_path / "a.nwb", "a") as file:
         choice = choose(file)
-        assert choice is not None
-        assert choice.y is not None
         assert choice.x.name == "acquisition/ephys/data"
         assert choice.y.name == "processing/behavior/Position/SpatialSeries/data"
         assert choice.settings["split_by"] == "blocks"
@@ -653,8 +636,6 @@ def test_the_rows_names_of_pandas_are_no_field(tmp_path: Path) -> None:
         file.create_group("df").attrs["pandas_type"] = "frame_table"
         file["df/table"] = rows
         choice = choose(file)
-    assert choice is not None
-    assert choice.y is not None
     assert (choice.x.name, choice.y.name) == ("df/table/values_block_0", "df/table/label")
 
 
@@ -675,7 +656,6 @@ def test_stored_nan_is_a_missing_value_where_it_is_asked_for(tmp_path: Path, kin
             if kind == "netcdf":
                 file["x"].attrs["_FillValue"] = file["y"].attrs["_FillValue"] = 1e20
     found = integration.suggestion(str(path))
-    assert found is not None
     assert found[0]["missing"] == {"x": "nan", "y": "drop"}
     fields = {name: found[0][f"fields.{name}"] for name in "xy"}
     data = h5rows.Dataset(str(path), fields, decode=True, missing=found[0]["missing"])

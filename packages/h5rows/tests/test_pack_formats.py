@@ -21,6 +21,7 @@ import torch
 from running import PACKAGE
 
 import h5rows
+from h5rows.account import Account
 from h5rows.errors import EXTRAS, ConfigError
 from h5rows.importers import open_source
 from h5rows.importers.tfrecord import masked_crc32c
@@ -28,9 +29,14 @@ from h5rows.options import PackOptions
 from h5rows.packing.write import pack
 
 
+def packed(path: Path, **kwargs: Any) -> tuple[h5py.File, Account]:
+    options = PackOptions(**{"quiet": True, "workers": 1, "overwrite": True, **kwargs})
+    source = open_source(str(path), options)
+    return h5py.File(pack(source, path.parent / "out.h5", options, {})), source.account
+
+
 def run(path: Path, **kwargs: Any) -> h5py.File:
-    options = PackOptions(**{"quiet": True, "workers": 2, "overwrite": True, **kwargs})
-    return h5py.File(pack(open_source(str(path), options), path.parent / "out.h5", options, {}))
+    return packed(path, **{"workers": 2, **kwargs})[0]
 
 
 def numbers(n: int = 50, seed: int = 0) -> np.ndarray:
@@ -201,7 +207,10 @@ def record(features: dict[str, Any], packed: bool) -> bytes:
             ints = [wire(int(v)) for v in value]
             body = field(3, field(1, b"".join(ints)) if packed else b"".join(wire(1 << 3) + v for v in ints))
         entries += field(1, field(1, name.encode()) + field(2, body))
-    data = field(1, entries)
+    return framed(field(1, entries))
+
+
+def framed(data: bytes) -> bytes:
     head = struct.pack("<Q", len(data))
     return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
 

@@ -13,19 +13,13 @@ import numpy as np
 import pytest
 import torch
 from pack_typed import typed
-from test_pack_formats import npy, png, write_lmdb, write_tar
+from test_pack_formats import npy, packed, png, write_lmdb, write_tar
 
-from h5rows.account import LEFT_OUT, Account
+from h5rows.account import LEFT_OUT
 from h5rows.command import as_options
 from h5rows.errors import ConfigError
 from h5rows.integration import PackOptions, open_source
 from h5rows.packing.write import pack
-
-
-def packed(path: Path, **kwargs: Any) -> tuple[h5py.File, Account]:
-    options = PackOptions(**{"quiet": True, "workers": 1, "overwrite": True, **kwargs})
-    source = open_source(str(path), options)
-    return h5py.File(pack(source, path.parent / "out.h5", options, {})), source.account
 
 
 def texts(group: h5py.Group) -> list[str]:

@@ -165,13 +165,11 @@ def test_unlike_samples_are_named_and_nothing_is_left(tmp_path: Path, given: Any
         ({"split": "val=0.1"}, "split='val=0.1'"),
         ({"split": {"val": 1.5}}, "each share must be > 0"),
         ({"shards": "2"}, "shards='2': must be a whole number"),
-        ({"shards": 0}, "shards=0: must be > 0"),
         ({"variable": "x"}, "variable='x'"),
         ({"variable": ["y"]}, r"variable=\['y'\]: sample 0 has no field 'y'"),
         ({"variable": ["x"]}, "x has single numbers"),
         ({"append": True}, "shards"),
         ({"seed": 0.5}, "seed=0.5"),
-        ({"overwrite": "yes"}, "overwrite='yes'"),
     ],
 )
 def test_options_are_checked(tmp_path: Path, options: dict[str, Any], said: str) -> None:

@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 from pack_typed import typed
-from writes import attempt
 
 import h5rows
 from h5rows.errors import ConfigError
@@ -130,28 +129,6 @@ def test_wrong_bytes_are_found_by_reading_back(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(ConfigError, match="read back with other bytes than written"):
             repacked(tmp_path / "a.h5", codec=codec)
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_killed_repack(tmp_path: Path, codec: str) -> None:
-    """Whatever write it is killed at, no half file has the name, and the same command succeeds."""
-    x = np.random.default_rng(0).integers(0, 50, (60, 500), np.uint8)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = x
-
-    def repack() -> Path:
-        return repacked(tmp_path / "a.h5", codec=codec, overwrite=True)
-
-    writes = attempt(repack, tmp_path).writes
-    assert len(writes) == 4  # HDF5's own are not seen
-    for k in range(len(writes)):
-        (tmp_path / "b.h5").unlink(missing_ok=True)
-        assert attempt(repack, tmp_path, k).status < 0
-        assert attempt(repack, tmp_path).status == 0
-        with h5py.File(tmp_path / "b.h5") as file:
-            np.testing.assert_array_equal(file["x"][:], x)
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h5", "b.h5"]
 
 
 def inspect(path: Path) -> str:

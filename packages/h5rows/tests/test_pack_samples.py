@@ -75,9 +75,10 @@ def test_types_that_become_float32_are_named(
         assert re.search(rf"^{name} becomes float32", capsys.readouterr().out, re.M)
 
 
-@pytest.mark.parametrize("kind", ["V2", "g", "datetime64[s]", "O"])
+@pytest.mark.parametrize("kind", ["V2", "g", "M8[D]", "m8[s]", "U2", "O"])
 def test_types_that_no_reader_has_are_refused(tmp_path: Path, kind: str) -> None:
     np.save(tmp_path / "v.npy", np.zeros(4, kind))
-    with pytest.raises(h5rows.ConfigError, match=r"v\.npy"):
+    said = "Python objects" if kind == "O" else "only numbers can be stored"
+    with pytest.raises(h5rows.ConfigError, match=rf"v\.npy.*{said}"):
         h5rows.pack(tmp_path / "v.npy", tmp_path / "v.h5", quiet=True)
     assert not (tmp_path / "v.h5").exists()

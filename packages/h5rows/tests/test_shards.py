@@ -11,14 +11,12 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from http_files import SMALL, forget_files, serving
+from http_files import forget_files, serving, small_blocks
 
 import h5rows
 from h5rows import ConfigError, Dataset, inspect, pack
 from h5rows.packing import shards
-from h5rows.reading import ranges, sources
-
-ALL = {"all": {"group": "/"}}
+from h5rows.reading import sources
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +36,7 @@ def source(folder: Path, name: str, first: int, count: int, width: int = 3) -> s
 
 def rows_of(path: str, **more: Any) -> list[list[float]]:
     forget_files()
-    data = Dataset(path, {"x": "x", "y": "y"}, "all", ALL, **more)
+    data = Dataset(path, {"x": "x", "y": "y"}, **more)
     batch = data.gather(np.arange(len(data)), None)
     return sorted([*x, y] for x, y in zip(batch["x"].tolist(), batch["y"].tolist()))
 
@@ -50,8 +48,7 @@ def entries(out: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("count", [1, 4])
 def test_shards_hold_the_set_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """In a folder; on a web server, fetched whole and by blocks; where fsspec writes."""
-    for name, value in SMALL.items():
-        monkeypatch.setattr(ranges, name, value)
+    small_blocks(monkeypatch)
     fsspec.filesystem("memory").mkdir(tmp_path.name)
     given = source(tmp_path, "a", 0, 103)
     pack(given, str(tmp_path / "whole.h5"), quiet=True)

@@ -107,6 +107,18 @@ def test_only_rows_of_the_same_datasets_are_shared(tmp_path: Path) -> None:
     assert opened(a, row="row@classes").shared_rows(opened(a)) == 100
 
 
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return [how many rows of random shares are computed from now on]."""
+    looked, own = [0], RandomShare.__getitem__
+
+    def counted(self: RandomShare, positions: np.ndarray) -> np.ndarray:
+        looked[0] += len(positions)
+        return own(self, positions)
+
+    monkeypatch.setattr(RandomShare, "__getitem__", counted)
+    return looked
+
+
 @pytest.mark.parametrize("rows", [10**6, 10**9])
 def test_work_and_memory_do_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Shares of one shuffling need no look at rows, and an interval a binary search."""
@@ -122,13 +134,7 @@ def test_work_and_memory_do_not_grow_with_the_rows(tmp_path: Path, monkeypatch: 
     }
     train, val, more, block, whole = (Dataset(str(tmp_path / "a.h5"), {"x": "x"}, split, splits) for split in splits)
     elsewhere = Dataset(str(tmp_path / "b.h5"), {"x": "x"}, "train", splits)
-    looked, own = [0], RandomShare.__getitem__
-
-    def counted(self: RandomShare, positions: np.ndarray) -> np.ndarray:
-        looked[0] += len(positions)
-        return own(self, positions)
-
-    monkeypatch.setattr(RandomShare, "__getitem__", counted)
+    looked = looked_at(monkeypatch)
     tracemalloc.start()
     try:
         assert (val.shared_rows(train), more.shared_rows(train)) == (0, rows // 10)
@@ -147,12 +153,6 @@ def test_work_and_memory_do_not_grow_with_the_rows(tmp_path: Path, monkeypatch: 
 def test_few_rows_are_looked_up_in_many_without_reading_these(monkeypatch: pytest.MonkeyPatch) -> None:
     share = RandomShare(10**9, 0, 8 * 10**8, 0)
     inside = share[np.linspace(0, len(share) - 1, 1000).astype(np.int64)]
-    looked, own = [0], RandomShare.__getitem__
-
-    def counted(self: RandomShare, positions: np.ndarray) -> np.ndarray:
-        looked[0] += len(positions)
-        return own(self, positions)
-
-    monkeypatch.setattr(RandomShare, "__getitem__", counted)
+    looked = looked_at(monkeypatch)
     assert count_shared(inside, share) == count_shared(share, inside) == 1000
     assert looked[0] < 2 * 2 * 1100 * 30
