@@ -22,6 +22,7 @@ import torch
 
 from h5rows import ConfigError, Dataset
 from h5rows.conventions import described
+from h5rows.conventions.opening import How, how
 from h5rows.integration import num_outputs, reading_once, sample_shape
 from h5rows.reading import layout, opening
 from h5rows.reading.raw import ChunkCache
@@ -314,8 +315,8 @@ def test_a_file_of_a_set_is_read_as_it_is_alone(odd: str, kind: str, decode: boo
     assert together.class_names == classes == ({"y": [*"abcd"]} if odd == "classes" else classes)
 
 
-def together_as(decode: bool) -> described.How:
-    return described.how(FIELDS, SPLITS, decode=decode)
+def together_as(decode: bool) -> How:
+    return how(FIELDS, SPLITS, decode=decode)
 
 
 def outside(path: Path) -> None:

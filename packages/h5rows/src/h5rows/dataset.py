@@ -22,8 +22,8 @@ from torch import Tensor
 
 from h5rows.checks import check_options
 from h5rows.conventions.choice import choose
-from h5rows.conventions.described import groups_of_files, how
-from h5rows.conventions.opening import Opened, lost_share, parts_of
+from h5rows.conventions.described import groups_of_files
+from h5rows.conventions.opening import How, Opened, how, lost_share, parts_of
 from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
@@ -141,8 +141,9 @@ class Dataset:
             raise ConfigError(
                 f"{argument('fields')}: {made[0]} of {len(files)} files: their classes may differ; write integers"
             )
-        reading = how(named, groups, missing, swmr=swmr, external=external, decode=decode, encoding=encoding)
-        described = groups_of_files(files, entry["group"], replace(reading, cache_gb=cache_gb), cache)
+        more = {"external": external, "encoding": encoding, "cache_gb": cache_gb}
+        reading = how(named, groups, missing, swmr=swmr, decode=decode, **more)
+        described = groups_of_files(files, entry["group"], reading, cache)
         for file_name, opened in zip(files, described, strict=True):
             for field, (found, names) in opened.fields.items():
                 self._fields[field].append(found)
@@ -170,7 +171,7 @@ class Dataset:
         # rows[positions] are rows of the files; None: all
         self._rows: RowSet | np.ndarray | None = rows_of_shards(index, starts[:-1])
 
-        column = partial(self._column, how=(entry["group"], external, cache_gb, encoding, swmr))
+        column = partial(self._column, group=entry["group"], reading=reading)
         self._choose_share(entry, split, column)
         self._choose_fold(entry, split, column, folds, fold, fold_repeat, stratify_by)
         self._size = starts[-1] if self._rows is None else len(self._rows)
@@ -241,25 +242,25 @@ class Dataset:
         inside = np.flatnonzero((of == fold) == (part == "val"))
         self._rows = inside if pool is None else pool[inside]
 
-    def _column(self, name: str, key: str, how: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def _column(self, name: str, key: str, group: str, reading: How) -> tuple[np.ndarray, np.ndarray]:
         """Return (distinct values, the index in them of each row that is chosen so far) of a dataset in the file.
 
-        key: the name of the argument in messages. how: the group, and how files are opened.
+        key: the name of the argument in messages.
         """
-        group, external, cache_gb, encoding, swmr = how
 
         def read() -> Sequence[np.ndarray]:
             parts, sizes = [], np.diff(self._starts)
             for file, rows in zip(self._files, sizes):
-                values = column_of(file, group, name, key, external, cache_gb, encoding, swmr)
-                values = values[:rows] if swmr else values  # the file may grow meanwhile
+                values = column_of(file, group, name, key, reading)
+                values = values[:rows] if reading.swmr else values  # the file may grow meanwhile
                 if len(values) != rows:
                     what = f"{key}={name}: has {len(values):,} values in {file}"
                     raise ConfigError(f"{what}, but there are {rows:,} rows")
                 parts.append(values)
             return coded(np.concatenate(parts))
 
-        distinct, codes = once(self._files, ("column", group, name, encoding), read, swmr, external)
+        known = ("column", group, name, reading.encoding)
+        distinct, codes = once(self._files, known, read, reading.swmr, reading.external)
         return distinct, codes if self._rows is None else codes[np.asarray(self._rows)]
 
     def _common_length(self, path: str, swmr: bool) -> int:
@@ -707,14 +708,13 @@ def read_index(file: h5py.File, group: str, name: str, size: int, key: str, exte
     return rows
 
 
-def column_of(
-    path: str, group: str, name: str, key: str, external: str, cache_gb: float | None, encoding: str, swmr: bool
-) -> np.ndarray:
+def column_of(path: str, group: str, name: str, key: str, reading: How) -> np.ndarray:
     """Return all values of a dataset (N,) of numbers or strings. key: the name of the argument in messages."""
-    with open_file(path, swmr, cache_gb) as file:
+    with open_file(path, reading.swmr, reading.cache_gb) as file:
         own = key.removeprefix(ConfigError.group)
+        alone = replace(reading, fields=((own, name),), decode=True, missing="nan")
         try:
-            field, _ = Opened(file, group, {own: name}, ChunkCache(0), swmr, external, encoding=encoding).field(own)
+            field, _ = Opened(file, group, ChunkCache(0), alone).field(own)
         except ConfigError as error:
             raise ConfigError(str(error).replace(f"fields.{own}", own)) from None
         if field.text:

@@ -11,8 +11,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.conventions.described import Group, groups_of_files, how
-from h5rows.conventions.opening import Opened, has_meaning, parts_of
+from h5rows.conventions.described import Group, groups_of_files
+from h5rows.conventions.opening import How, Opened, has_meaning, how, parts_of
 from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading.copies import open_file, open_remote, ranged
 from h5rows.reading.external import ALLOW_EXTERNAL
@@ -130,7 +130,7 @@ def _stored(data: Mapping[str, Any], field: str, group: str) -> Iterator[_Stored
                 yield _as_it_lies(path, item, member, key, external)
                 continue
         with open_file(path, swmr, data.get("cache_gb")) as file:
-            yield _as_meant(file, data, field, group, external, swmr)
+            yield _as_meant(file, data, field, group)
 
 
 def _described(data: Mapping[str, Any], paths: list[str], group: str) -> Iterator[Group]:
@@ -138,9 +138,14 @@ def _described(data: Mapping[str, Any], paths: list[str], group: str) -> Iterato
     opened in this way, because reading the one field raises the error, or there is none in it."""
     if data.get("swmr") or any(map(is_remote, paths)):
         return
-    more = {name: data[name] for name in ("external", "decode", "missing", "encoding") if data.get(name) is not None}
     with suppress(ConfigError):
-        yield from groups_of_files(paths, group, how(data["fields"], _groups(data), **more), ChunkCache(0))
+        yield from groups_of_files(paths, group, _how(data), ChunkCache(0))
+
+
+def _how(data: Mapping[str, Any]) -> How:
+    """Return the arguments of the data sets of a config."""
+    names = ("swmr", "external", "decode", "missing", "encoding")
+    return how(data["fields"], _groups(data), **{name: data[name] for name in names if data.get(name) is not None})
 
 
 def _as_described(found: Fixed, num_classes: int | None, key: str) -> _Stored:
@@ -170,19 +175,15 @@ def _as_it_lies(path: str, item: Any, member: str | None, key: str, external: st
     return shape, where, _number(stated_classes(values)), values.size, _blocks(values, member)
 
 
-def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str, external: str, swmr: bool) -> _Stored:
-    named = {name: path for name, path in data["fields"].items() if path is not None}
-    cache = ChunkCache(int(data.get("cache_mb") or 0) << 20)
-    groups = _groups(data)
-    how = (swmr, external, True, data.get("missing", "nan"), groups, None, data.get("encoding", "utf-8"))
-    opened = Opened(file, group, named, cache, *how)
+def _as_meant(file: h5py.File, data: Mapping[str, Any], field: str, group: str) -> _Stored:
+    opened = Opened(file, group, ChunkCache(int(data.get("cache_mb") or 0) << 20), _how(data))
     found, names = opened.field(field)
     fixed = not found.text and found.shape[0] != -1
     step = max(1, _STEP // max(1, found.nbytes(None) // max(1, len(found))))
     lacks = opened.rows_without_value()
     rows = np.arange(len(found)) if lacks is None else np.flatnonzero(~lacks)
     blocks = (found.read(rows[k : k + step]) for k in range(0, max(1, len(rows)), step))
-    where = f"{file.filename}: {named[field]} ({argument(f'fields.{field}')})"
+    where = f"{file.filename}: {opened.names[field]} ({argument(f'fields.{field}')})"
     shape = [int(side) for side in found.shape[1:]] if fixed else None
     return shape, where, _number(names), len(found), blocks if fixed else iter(())
 

@@ -13,9 +13,9 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.detect import attribute, kind_of
-from h5rows.conventions.opening import MOST_CLASSES, Opened, lost_share
+from h5rows.conventions.opening import MOST_CLASSES, Opened, how, lost_share
 from h5rows.errors import ConfigError, argument, first_line
-from h5rows.reading.external import REFUSE_EXTERNAL, items_below
+from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
@@ -118,8 +118,7 @@ def candidates(
     for name in names_below(file, group):
         try:
             fields = {"x": name, **{f"with{k}": other for k, other in enumerate(with_rows)}}
-            opened = Opened(file, group, fields, ChunkCache(HELD), False, REFUSE_EXTERNAL, kind=kind)
-            field, names = opened.field("x")
+            field, names = Opened(file, group, ChunkCache(HELD), how(fields, decode=True), kind).field("x")
             if len(field) < FEWEST or 0 in field.shape:
                 raise ValueError(f"has {len(field)} rows of {field.shape[1:]}, expected at least {FEWEST}, not empty")
             if field.dtype.kind == "c":

@@ -26,7 +26,7 @@ import numpy as np
 
 from h5rows.conventions.cf import packing_of
 from h5rows.conventions.detect import is_plain_like, kind_of
-from h5rows.conventions.opening import Names, Opened
+from h5rows.conventions.opening import How, Names, Opened
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.copies import open_file
 from h5rows.reading.external import REFUSE_EXTERNAL, items_below
@@ -44,33 +44,6 @@ _MOST_BYTES = 64 << 20  # remembered tables and arrays of all files
 _MOST_COMPARED = 1 << 20  # bytes of a file outside of its values
 _MOST_ALIKE_BYTES = 16 << 20  # of all reference files that are kept
 _DAMAGED = (ConfigError, OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)  # errors of h5py
-
-
-@dataclass(frozen=True)
-class How:
-    """The arguments of a data set on which its fields depend. groups: the groups of all splits."""
-
-    fields: tuple[tuple[str, str], ...]
-    groups: tuple[str, ...]
-    swmr: bool = False
-    external: str = REFUSE_EXTERNAL
-    decode: bool = False
-    missing: Any = "nan"
-    encoding: str = "utf-8"
-    cache_gb: float | None = None
-
-    def open(self, file: h5py.File, group: str, cache: ChunkCache, kind: str | None = None) -> Opened:
-        """Open a group of an open file. kind: the convention of the file; None: detect it."""
-        missing = dict(self.missing) if isinstance(self.missing, tuple) else self.missing
-        decoding = (self.decode, missing, self.groups, kind, self.encoding)
-        return Opened(file, group, dict(self.fields), cache, self.swmr, self.external, *decoding)
-
-
-def how(fields: Mapping[str, str | None], groups: Sequence[str], missing: Any = "nan", **more: Any) -> How:
-    """Return the arguments as a key. missing: a replacement, or field -> replacement."""
-    named = tuple((name, path) for name, path in fields.items() if path is not None)
-    missing = tuple(sorted(missing.items(), key=str)) if isinstance(missing, Mapping) else missing
-    return How(named, tuple(groups), missing=missing, **more)
 
 
 @dataclass
@@ -169,7 +142,7 @@ def groups_of_files(files: Sequence[str], group: str, how: How, cache: ChunkCach
     for name in files:
         if similar is None or is_remote(name):
             with open_file(name, how.swmr, how.cache_gb) as file:
-                yield _group(how.open(file, group, cache), how)
+                yield _group(Opened(file, group, cache, how))
             continue
         found = _remembered(name, group, how, cache)
         yield _described(name, group, how, cache, sizes, similar) if found is None else found
@@ -261,8 +234,8 @@ def _described(
         state = state_of(os.stat(file.id.get_vfd_handle()))
         groups = similar.groups(file, path, state[:4])
         if groups is None:
-            opened = how.open(file, group, cache)
-            made = _group(opened, how)
+            opened = Opened(file, group, cache, how)
+            made = _group(opened)
             before = _files.find(path, how)
             groups = dict(before.groups) if before is not None and before.state == state else {}
             with suppress(*_DAMAGED):
@@ -281,14 +254,14 @@ def _described(
     return _opened(groups[group], path, state[:4], cache) if made is None else made
 
 
-def _group(opened: Opened, how: How) -> Group:
+def _group(opened: Opened) -> Group:
     fields = {name: opened.field(name) for name in opened.names}
     return Group(fields, opened.rows_without_value(), opened.fills, opened.num_classes)
 
 
 def _plain_group(file: h5py.File, group: str, how: How, kind: str) -> Group | None:
     """Return a group if all its fields are datasets of numbers, whose description reads no values; otherwise None."""
-    opened, places = how.open(file, group, ChunkCache(0), kind), {}
+    opened, places = Opened(file, group, ChunkCache(0), how, kind), {}
     if kind != "plain" or any(fill == fill for fill in opened.fills.values()):
         return None
     for field, name in how.fields:

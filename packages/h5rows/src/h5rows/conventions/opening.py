@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from h5rows.conventions.cf import Packing, packing_of
 from h5rows.conventions.derived import Columns, Indexed, Listed, Mask, Numbers, Sparse, Turned, Unpacked, Vector
 from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError, argument
+from h5rows.reading.external import REFUSE_EXTERNAL
 from h5rows.reading.fields import Field, Fixed, for_torch, open_field
 from h5rows.reading.finding import UNREADABLE, check_type, classes_of, find
 from h5rows.reading.memory import check_memory
@@ -49,36 +50,44 @@ def parts_of(name: Any) -> tuple[Any, str]:
     return name.partition("@")[::2] if isinstance(name, str) else (name, "")
 
 
-class Opened:
-    """Fields of one open file.
+@dataclass(frozen=True)
+class How:
+    """The arguments of a data set on which its fields depend.
 
-    fields: name in the batch -> name in the file, relative to `group`. decode: False returns the numbers as stored.
-    missing: replacement of a missing value, a number or `drop`; or field -> replacement, NaN for the others. groups: of
-    all splits; NAME@classes numbers the values of all of them together. kind: of the file; None: detect it. encoding:
-    of strings.
+    fields: (name in the batch, name in the file, relative to the group). groups: of all splits; NAME@classes numbers
+    the values of all of them together. decode: False returns the numbers as stored. missing: replacement of a missing
+    value, a number or `drop`; or (field, replacement), NaN for the others. encoding: of strings.
     """
 
-    def __init__(
-        self,
-        file: h5py.File,
-        group: str,
-        fields: Mapping[str, str],
-        cache: ChunkCache,
-        swmr: bool,
-        external: str,
-        decode: bool = True,
-        missing: Any = "nan",
-        groups: Sequence[str] = (),
-        kind: str | None = None,
-        encoding: str = UTF_8,
-    ) -> None:
-        self.file, self.group, self.cache, self.swmr, self.external = file, group, cache, swmr, external
-        self.names, self.meant, self.fills = fields, decode and not swmr, checked(missing, fields)
+    fields: tuple[tuple[str, str], ...]
+    groups: tuple[str, ...]
+    swmr: bool = False
+    external: str = REFUSE_EXTERNAL
+    decode: bool = False
+    missing: Any = "nan"
+    encoding: str = UTF_8
+    cache_gb: float | None = None
+
+
+def how(fields: Mapping[str, str | None], groups: Sequence[str] = (), missing: Any = "nan", **more: Any) -> How:
+    """Return the arguments as a key. missing: a replacement, or field -> replacement."""
+    named = tuple((name, path) for name, path in fields.items() if path is not None)
+    missing = tuple(sorted(missing.items(), key=str)) if isinstance(missing, Mapping) else missing
+    return How(named, tuple(groups), missing=missing, **more)
+
+
+class Opened:
+    """Fields of a group of one open file. kind: of the file; None: detect it."""
+
+    def __init__(self, file: h5py.File, group: str, cache: ChunkCache, how: How, kind: str | None = None) -> None:
+        self.file, self.group, self.cache, self.how = file, group, cache, how
+        self.swmr, self.external, self.encoding = how.swmr, how.external, check_encoding(how.encoding)
+        self.names, self.meant = dict(how.fields), how.decode and not how.swmr
+        self.fills = checked(dict(how.missing) if isinstance(how.missing, tuple) else how.missing, self.names)
         if not self.meant and (given := [value for value in self.fills.values() if value == value]):
-            why = argument("decode", True) + f" and {argument('swmr', False)}" * swmr
+            why = argument("decode", True) + f" and {argument('swmr', False)}" * how.swmr
             raise ConfigError(f"{argument('missing', given[0])}: has no effect without {why} - remove it, or set that")
-        self.encoding = check_encoding(encoding)
-        self.kind, self.groups = (kind or kind_of(file)) if self.meant else "plain", groups or (group,)
+        self.kind = (kind or kind_of(file)) if self.meant else "plain"
         self.rows = self._matlab_rows() if self.kind == "matlab" else None
         self.num_classes: dict[str, int | None] = {}  # in the attribute `classes`; fields that were opened
         self._lacking: list[Unpacked] = []  # fields whose rows without a value are removed
@@ -149,7 +158,7 @@ class Opened:
 
     def _classes(self, field: str, plain: str, where: str) -> tuple[Any, Names]:
         """Return the distinct values of a field (N,) over all splits, in ascending order, as classes 0, 1, ..."""
-        groups = sorted({self.group, *self.groups})
+        groups = sorted({self.group, *self.how.groups})
         key = ("classes", plain, groups, sorted(self.names.items()), self.encoding)
         read = partial(self._class_codes, field, plain, where, groups)
         distinct, *all_codes = once([self.file.filename], key, read, self.swmr, self.external)
@@ -163,10 +172,10 @@ class Opened:
     def _class_codes(self, field: str, plain: str, where: str, groups: Sequence[str]) -> list[np.ndarray]:
         """Return [the distinct values over all groups, the class of each row of the first group, -1 for NaN, ...]."""
         columns = []
+        named = {**self.names, field: plain}  # with the others, because they determine MATLAB's axis
+        alone = replace(self.how, fields=tuple(named.items()), missing="nan")
         for group in groups:
-            alone = {**self.names, field: plain}  # with the others, because they determine MATLAB's axis
-            opened = Opened(self.file, group, alone, self.cache, self.swmr, self.external, encoding=self.encoding)
-            found, _ = opened.field(field)
+            found, _ = Opened(self.file, group, self.cache, alone).field(field)
             if not found.text and len(found.shape) != 1:
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}; classes require one value per row")
             check_memory(3 * found.nbytes(None), f"{where}: all its values for @classes")
