@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version
@@ -100,12 +101,10 @@ def _packed(
         return (source if isinstance(source, Source) else source()).account
 
     if shards is not None or is_remote(out):
-        own = {**options, "overwrite": True, "quiet": True}
 
-        def make_share(
-            file: str, share: tuple[int, int]
-        ) -> Account:  # without a date, so that a repeated pack gives the same bytes
-            return make(file, PackOptions(**{**own, "shard": share}), dated=False)
+        def make_share(file: str, share: tuple[int, int]) -> Account:
+            own = replace(checked, overwrite=True, quiet=True, shard=share)
+            return make(file, own, dated=False)  # so that a repeated pack gives the same bytes
 
         return pack_shards(make_share, out, shards or 1, append, checked.overwrite)
     if append:
