@@ -190,13 +190,8 @@ def by_sample(kind: type[_Lazy]) -> Callable[..., Epoch]:
     """DataLoader's own batches: one __getitem__ per sample, collated."""
 
     def open_(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, num_workers: int) -> Epoch:
-        loader = DataLoader(
-            kind(folder, size, shape),
-            batch_size,
-            shuffle=True,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-        )
+        dataset, lasting = kind(folder, size, shape), num_workers > 0
+        loader = DataLoader(dataset, batch_size, shuffle=True, num_workers=num_workers, persistent_workers=lasting)
         return lambda: iter(loader)
 
     return open_
@@ -209,14 +204,8 @@ def by_batch(kind: type[_Lazy]) -> Callable[..., Epoch]:
         dataset = kind(folder, size, shape)
         dataset[[0]]  # raises ImportError here, not in a worker
         dataset.handle = None
-        sampler = BatchSampler(RandomSampler(range(size)), batch_size, drop_last=False)
-        loader = DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=sampler,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-        )
+        sampler, lasting = BatchSampler(RandomSampler(range(size)), batch_size, drop_last=False), num_workers > 0
+        loader = DataLoader(dataset, None, sampler=sampler, num_workers=num_workers, persistent_workers=lasting)
         return lambda: iter(loader)
 
     return open_

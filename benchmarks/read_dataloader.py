@@ -29,23 +29,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def plain(path: str, workers: int) -> Callable[[], int]:
-    """PyTorch's DataLoader over h5rows.Dataset, as README has it; workers are started and stay."""
-    data = h5rows.Dataset(path, {"x": "x"})
-    loader = DataLoader(data, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+def plain(path: str, workers: int = 0, in_batches: bool = False) -> Callable[[], int]:
+    """PyTorch's DataLoader over h5rows.Dataset, as README has it; workers are started and stay.
 
-    def epoch() -> int:
-        return sum(len(batch["x"]) for batch in loader)
-
-    epoch()
-    return epoch
-
-
-def in_batches(path: str, workers: int) -> Callable[[], int]:
-    """Batches that the sampler asks for, as README has it: nothing is taken apart and stacked."""
+    in_batches: the sampler requests batches, so nothing is split and stacked."""
     data = h5rows.Dataset(path, {"x": "x"})
     sampler = BatchSampler(RandomSampler(data), BATCH, drop_last=False)
-    loader = DataLoader(data, None, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+    how = {"batch_size": None, "sampler": sampler} if in_batches else {"batch_size": BATCH, "shuffle": True}
+    loader = DataLoader(data, num_workers=workers, persistent_workers=workers > 0, **how)
 
     def epoch() -> int:
         return sum(len(batch["x"]) for batch in loader)
@@ -82,9 +73,9 @@ def main() -> None:
             ways: dict[str, Callable[[], int]] = {
                 "DataLoader, f['x'][i]": naive_loader(path, "x", BATCH, 0),
                 "DataLoader, f['x'][i], 2 workers": naive_loader(path, "x", BATCH, 2),
-                "DataLoader, h5rows.Dataset": plain(path, 0),
+                "DataLoader, h5rows.Dataset": plain(path),
                 "DataLoader, h5rows.Dataset, 2 workers": plain(path, 2),
-                "DataLoader, a sampler of batches": in_batches(path, 0),
+                "DataLoader, a sampler of batches": plain(path, in_batches=True),
                 "the engine's Loader, h5rows.Dataset": ours(path),
             }
             rates = interleaved(ways, args.rounds)

@@ -16,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
 TINY = ["trainer.max_steps=10", "trainer.log_every=1", "trainer.save_every=null", "hardware=cpu"]
@@ -45,6 +47,17 @@ def first_step(*overrides: str) -> Callable[[], float]:
     return measure
 
 
+def in_turns(ways: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Return {way: what it measured in each round}, after one without a record, which brings files into memory."""
+    times: dict[str, list[T]] = {way: [] for way in ways}
+    for measure in ways.values() if rounds > 1 else ():
+        measure()
+    for _ in range(rounds):
+        for way, measure in ways.items():
+            times[way].append(measure())
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
@@ -58,13 +71,7 @@ def main() -> None:
         "first step, 1 process, with Weights & Biases": first_step(),
         "first step, 2 processes": first_step("logger=none", "trainer=ddp", "hardware.num_procs=2"),
     }
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for measure in ways.values() if args.rounds > 1 else ():  # files into the page cache
-        measure()
-    for _ in range(args.rounds):
-        for way, measure in ways.items():
-            times[way].append(measure())
-    middle = {way: statistics.median(values) for way, values in times.items()}
+    middle = {way: statistics.median(values) for way, values in in_turns(ways, args.rounds).items()}
     print("| command | s | x import torch | minus import of torch and numpy, s |\n|---|---|---|---|")
     for way, seconds in middle.items():
         beyond = seconds - middle["import torch, numpy"]

@@ -23,8 +23,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-OURS = [sys.executable, str(ROOT / "src" / "train.py"), "logger=none", "hardware=cpu", "hardware.num_threads=1"]
+from startup import TRAIN, in_turns
+
+OURS = [*TRAIN, "logger=none", "hardware=cpu", "hardware.num_threads=1"]
 OURS += ["trainer.max_steps=10", "trainer.log_every=1", "trainer.save_every=null", "model.hidden=[64]"]
 
 PLAIN = """
@@ -137,13 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    measures = ways()
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in measures}
-    for measure in measures.values() if args.rounds > 1 else ():  # files into the page cache
-        measure()
-    for _ in range(args.rounds):
-        for way, measure in measures.items():
-            times[way].append(measure())
+    times = in_turns(ways(), args.rounds)
     print("| ranks | first step, s | whole command, s |\n|---|---|---|")
     for way, values in times.items():
         first, whole = (statistics.median(column) for column in zip(*values))

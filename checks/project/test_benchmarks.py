@@ -70,7 +70,6 @@ SMALL = {
     "benchmarks/read_splits.py": "--rows 1e5 --field 1e4",
     "benchmarks/read_tokens.py": "{} --quick",
     "benchmarks/read_parquet.py": f"{ONE} --rows 2048 --most 0.2",
-    "benchmarks/remote.py": f"{{}} {ONE} --megabytes 4",
     "benchmarks/remote_blocks.py": "{} --gigabytes 0.05 --epochs 1",
     "benchmarks/remote_hosts.py": "",
     "benchmarks/report_scale.py": "--jobs 20",
