@@ -28,9 +28,8 @@ def copy_of_the_project(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     code = (ROOT / "src", *LIBRARIES)
-    for cache in (
-        one for source in code for one in source.rglob("__pycache__")
-    ):  # compiling them takes longer than most commands
+    # compiling them takes longer than most commands
+    for cache in (one for source in code for one in source.rglob("__pycache__")):
         # another process may be writing x.pyc as x.pyc.<number>, which is gone a moment later
         written = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(cache, folder / cache.relative_to(ROOT), ignore=written, dirs_exist_ok=True)

@@ -91,9 +91,8 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     assert [[job.number for job in group.jobs] for group in groups(study)] == [[0, 1], [2], [3]]
     best = best_group(study)
     assert best is not None
-    assert {"optim.lr=0.001", "trainer.clip_norm=1.0"} <= set(
-        override_list(best)
-    )  # what the best had, not what conf/ says
+    # what the best had, not what conf/ says
+    assert {"optim.lr=0.001", "trainer.clip_norm=1.0"} <= set(override_list(best))
     assert groups_csv(study).startswith("optim.lr,trainer.clip_norm,")
     assert "optim.lr" in jobs_csv(study).splitlines()[0]
     text = markdown(facts(study))

@@ -120,9 +120,8 @@ def on_call(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, rank: int, 
 
 def put_fault(monkeypatch: pytest.MonkeyPatch, place: str, rank: int, fault: str) -> None:
     if place == "train":  # after step 5 was saved, before gradients are averaged
-        on_call(
-            monkeypatch, lab.objective, "forward_loss", rank, 1 + 5 + 8 + 2, fault
-        )  # the rehearsal's, 8 of the evaluation
+        # the rehearsal's, 8 of the evaluation
+        on_call(monkeypatch, lab.objective, "forward_loss", rank, 1 + 5 + 8 + 2, fault)
     elif place == "evaluation":  # in the middle of the one at step 8
         on_call(monkeypatch, lab.objective, "forward_loss", rank, 1 + 8 + 8 + 3, fault)
     elif rank == 0:  # half of a file is written

@@ -42,9 +42,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write; after the block it replaces `path` atomically. A link at `path` is replaced, not followed.
     An OSError names `path`."""
-    temporary = path.with_name(
-        f".{path.name}.{platform.node()}.{os.getpid()}"
-    )  # unique, because hosts may share the folder
+    # unique, because hosts may share the folder
+    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb", opener=no_links) as file:

@@ -80,9 +80,8 @@ def _leaving_on_signals() -> Iterator[None]:
 
 @contextmanager
 def _temporary_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
-    folder = (
-        parent or Path(tempfile.gettempdir())
-    ) / f"{prefix}{secrets.token_hex(8)}"  # the name is known before the folder is created
+    # the name is known before the folder is created
+    folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"
     try:
         try:
             folder.mkdir(mode=0o700)
@@ -116,9 +115,8 @@ def handling_signals(handle: Callable[[int, Any], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        with (
-            held_signals()
-        ):  # blocked while the handlers are installed, otherwise `handle` could raise between two of them
+        # blocked while the handlers are installed, otherwise `handle` could raise between two of them
+        with held_signals():
             for number, former in before.items():
                 signal.signal(number, early_signals.note_only if early_signals.ends_with_run() else former)
 

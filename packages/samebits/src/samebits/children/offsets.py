@@ -14,9 +14,8 @@ from pathlib import Path
 log = logging.getLogger("samebits")
 
 _OPEN = Path("/proc/self/fd")
-_KEPT = (
-    os.O_RDONLY | os.O_WRONLY | os.O_RDWR | os.O_APPEND | getattr(os, "O_DIRECT", 0)
-)  # flags that are kept when a file is opened again
+# flags that are kept when a file is opened again
+_KEPT = os.O_RDONLY | os.O_WRONLY | os.O_RDWR | os.O_APPEND | getattr(os, "O_DIRECT", 0)
 
 
 Offsets = dict[int, tuple[tuple[int, int], int]]  # {descriptor: (device and inode of the file, position)}

@@ -79,8 +79,7 @@ def process_state(pid: int) -> str | None:
     "" if there is no such process, None if it is unknown (no /proc)."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return (
-                file.read().rpartition(")")[2].split()[0]
-            )  # the process name before it may contain spaces and brackets
+            # the process name before it may contain spaces and brackets
+            return file.read().rpartition(")")[2].split()[0]
     except OSError:
         return "" if os.path.isdir("/proc/self") else None

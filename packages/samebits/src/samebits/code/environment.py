@@ -196,9 +196,8 @@ def uncommitted(root: Path, entries: tuple[bytes, ...]) -> str:
     with temporary_folder("git-") as folder:
         index = folder / "index"  # a copy to which new files are added
         if (root / own).exists():
-            shutil.copy2(
-                root / own, index
-            )  # keeps its time, which git needs to find edits made in the same second as the commit
+            # keeps its time, which git needs to find edits made in the same second as the commit
+            shutil.copy2(root / own, index)
         # any id will do: git reads these files again, because their entries have no times
         if listed := b"".join(os.fsencode(f"100644 {head}\t{prefix / name}\0") for name in new):
             git(root, "update-index", "-z", "--index-info", stdin=listed, index=index)

@@ -89,9 +89,8 @@ def resolve_hardware(hardware: HardwareConfig, trainer: Strategy) -> Hardware:
     if hardware.cuda_graph and device != "cuda":
         raise ConfigError(f"hardware.cuda_graph=true: requires a GPU, and this run is on {device} - set it to false")
     if device == "cuda":
-        torch.cuda.set_device(
-            dist_env.gpu()
-        )  # first, because any other CUDA call would create a context on GPU 0 in each rank
+        # first, because any other CUDA call would create a context on GPU 0 in each rank
+        torch.cuda.set_device(dist_env.gpu())
     used = gpus() if trainer.strategy == "dp" else [torch.device("cuda", dist_env.gpu())] if device == "cuda" else []
     binding = bind_to_gpus(map(pci_address, used)) if used and hardware.numa_binding else ""  # before threads start
     half = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)

@@ -39,9 +39,8 @@ class TensorBoardThread(Background):
             self._again(self._known(), self._from_step)
         else:
             config = OmegaConf.to_yaml(redacted(OmegaConf.to_container(read_config(self._project, self._directory))))
-            self._writer.add_text(
-                "config", "    " + config.replace("\n", "\n    ")
-            )  # an indented code block in Markdown
+            # an indented code block in Markdown
+            self._writer.add_text("config", "    " + config.replace("\n", "\n    "))
 
     def _hparams(self, **content: Any) -> None:
         """Write data of TensorBoard's HParams plugin. No experiment is declared, because TensorBoard would apply the

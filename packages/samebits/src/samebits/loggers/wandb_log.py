@@ -78,9 +78,8 @@ def run_name(project: Project, run_dir: Path) -> str:
     lasts = [o.partition("=")[0].split(".")[-1] for o in overrides]
     short = [o.split(".", o.partition("=")[0].count("."))[-1] for o in overrides]
     name = " ".join(s if lasts.count(last) == 1 else o for o, s, last in zip(overrides, short, lasts))
-    return (
-        name if len(name) <= 128 else name[-128:].partition(" ")[2] or name[:128]
-    )  # the agent appends its values at the end
+    # the agent appends its values at the end
+    return name if len(name) <= 128 else name[-128:].partition(" ")[2] or name[:128]
 
 
 class WandbProcess:

@@ -20,9 +20,8 @@ from samebits.process.rank import collective_timeout_s
 from samebits.signals import STOP_SIGNALS, temporary_folder
 from samebits.world import RankLauncher, World, check_no_rank, dist_env, process_group, recording_failures
 
-Rows = Callable[
-    [World], Iterable[tuple[np.ndarray, dict[str, Any]]]
-]  # of a rank: yields rows (B,) and {name: (B, ...)}
+# of a rank: yields rows (B,) and {name: (B, ...)}
+Rows = Callable[[World], Iterable[tuple[np.ndarray, dict[str, Any]]]]
 Load = Callable[[int], tuple[Hardware, Rows]]
 
 

@@ -195,9 +195,8 @@ class Ledger:
                 "objectives": [dict(objective) for objective in objectives],
                 "jobs": entries,
             }
-            write_json(
-                self.directory / SWEEP, self._book
-            )  # written last, when the directories that it names are complete
+            # written last, when the directories that it names are complete
+            write_json(self.directory / SWEEP, self._book)
         return added
 
     def _write_job(self, job: Job, new: NewJob, known: Surroundings) -> None:

@@ -67,9 +67,8 @@ class Pool(Launch):
         self._leases = leases
         self._running: dict[int, Running] = {}
         self._ends: list[Ended] = []  # not recorded yet
-        self._elsewhere: dict[
-            str, tuple[Job, float]
-        ] = {}  # run by another process; monotonic time since which nobody holds the lock
+        # run by another process; monotonic time since which nobody holds the lock
+        self._elsewhere: dict[str, tuple[Job, float]] = {}
 
     def _run(self) -> None:
         waiting: list[Job] = []

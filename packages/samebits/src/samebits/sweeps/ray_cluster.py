@@ -125,9 +125,8 @@ class Tasks(Launch):
         import ray
 
         for task in self._running:
-            if (
-                self._asked.get(task) != self._killing
-            ):  # only once, because a second KeyboardInterrupt would interrupt the save
+            # only once, because a second KeyboardInterrupt would interrupt the save
+            if self._asked.get(task) != self._killing:
                 self._asked[task] = self._killing
                 ray.cancel(task, force=self._killing)
 

@@ -158,9 +158,8 @@ def locate(project: Project, path: Any, key: str, allowed: Sequence[str] = ()) -
         raise ConfigError(f"{where}: expected an import path such as torch.nn.GELU, got {show(path)}")
     refused = _refusal(project, path, where, allowed)
     allowed = allowed or project.allowed
-    is_named = (
-        path in allowed
-    )  # allowed by its own name, not by lab.models.*: it may be private, in a class, or any callable
+    # allowed by its own name, not by lab.models.*: it may be private, in a class, or any callable
+    is_named = path in allowed
     if not _below(path, allowed):
         _check_renamed(project, path, where, allowed)
         raise ConfigError(refused)

@@ -74,9 +74,8 @@ class RankLauncher:
         self._interrupted = False
         self._processes: list[Any] = []
         self._heartbeats: Heartbeats
-        self._stacks: list[
-            Any
-        ] = []  # a pipe from each rank: the output of its faulthandler, or a failure that it could not record
+        # a pipe from each rank: the output of its faulthandler, or a failure that it could not record
+        self._stacks: list[Any] = []
         self._written: list[str] = []  # the text read from them
         self._env: dict[str, str] = {}  # environment of the first rank
 

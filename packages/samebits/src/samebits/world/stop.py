@@ -121,9 +121,8 @@ class StopRequest:
             self.messages.ask(self.requested)
             self._asked = self.requested
         self._calls += 1
-        if (
-            self._calls > self._calls_between // 2
-        ):  # after half of the interval the broadcast has arrived, so nobody waits
+        # after half of the interval the broadcast has arrived, so nobody waits
+        if self._calls > self._calls_between // 2:
             self._receive()
         if not self.cause and self._calls >= self._calls_between:
             self._announce(world, now)

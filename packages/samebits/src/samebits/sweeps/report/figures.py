@@ -106,9 +106,8 @@ def _curves(table: Table, axis: str, curves: Sequence[Line], width: float, stack
     if wants_log([line.x[-1] for line in curves]):  # one model may have a hundred times as many as another
         for axes in places:
             axes.set_xscale("log")
-    for axes in places[
-        panels - columns : panels
-    ]:  # the lowest panel of each column; a supxlabel would overlap the legend
+    # the lowest panel of each column; a supxlabel would overlap the legend
+    for axes in places[panels - columns : panels]:
         axes.set_xlabel(AXES[axis])
     figure.supylabel(table.objective.key, fontsize=8)
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=per_line)

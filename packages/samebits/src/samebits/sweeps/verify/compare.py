@@ -83,9 +83,8 @@ def compare_checkpoints(run: Path, again: Path, last: int, rounding: float) -> I
             except CorruptFileError as error:
                 yield Part(name, "", str(error))
                 continue
-            scored = (
-                a["scored_step"] == b["scored_step"]
-            )  # otherwise one run stopped before and one after an evaluation
+            # otherwise one run stopped before and one after an evaluation
+            scored = a["scored_step"] == b["scored_step"]
             yield _checkpoint(name, a, b, rounding, whole=scored and not rounding)
 
 

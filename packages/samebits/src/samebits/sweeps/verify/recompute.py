@@ -147,9 +147,8 @@ def verify(
         unlike = surroundings_differ(began, now, cfg, ranks, again)
         if rounding is None:
             rounding = ROUNDING if unlike else 0.0
-        unlike += library_changes(
-            began.get("libraries"), now.get("libraries")
-        )  # libraries are code: a difference allows no rounding
+        # libraries are code: a difference allows no rounding
+        unlike += library_changes(began.get("libraries"), now.get("libraries"))
         parts = [compare_metrics(run, again, last, at_end, rounding)]
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
