@@ -33,7 +33,6 @@ class HasGroups(Protocol):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups."""
-        ...
 
 
 def trainable(modules: Iterable[tuple[str, nn.Module]]) -> Named:
@@ -265,19 +264,15 @@ class ScoreFactor(Protocol):
 
     def __call__(self, step: int, total_steps: int) -> float:
         """Return the factor of the peak rate in this step."""
-        ...
 
     def on_score(self, score: float, step: int, total_steps: int) -> bool:
         """Take the score of an evaluation before step `step`, less is better. Return whether the factor has changed."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state from a checkpoint."""
-        ...
 
 
 def follows_scores(factor: Any) -> TypeGuard[ScoreFactor]:

@@ -27,11 +27,10 @@ def test_a_small_step_is_told_of_the_graph(flop: float, graph: bool, told: bool)
     machine = replace(here, device="cuda", precision="bf16", cuda_graph=graph)
     run: Any = SimpleNamespace(
         trainer=SimpleNamespace(global_batch_size=64), world=World(0, 1, 0, torch.device("cpu")), total_steps=9,
-        cost_per_sample=SampleCost(flop={"": flop}), hardware=machine,
+        cost_per_sample=SampleCost(flop={"": flop}), hardware=machine, train=SimpleNamespace(why=""),
     )  # fmt: skip
     logger: Any = SimpleNamespace(say=lines.append)
-    loader: Any = SimpleNamespace(why="")
-    header.describe(logger, machine, nn.Linear(2, 2), run, {"train": range(9)}, loader, [], HardwareConfig())
+    header.describe(logger, nn.Linear(2, 2), run, {"train": range(9)}, [], HardwareConfig())
     assert any("hardware.cuda_graph=true" in line for line in lines) is told
 
 

@@ -28,10 +28,7 @@ from samebits.signals import temporary_folder
 
 log = logging.getLogger("samebits")
 ENVIRONMENT, DIFF = "environment.json", "uncommitted.diff"
-MOST_OF_ONE, MOST_OF_ALL = (
-    1 << 20,
-    8 << 20,
-)  # limits in bytes of one new or binary file, and of all, in uncommitted.diff
+MOST_OF_ONE, MOST_OF_ALL = 1 << 20, 8 << 20  # bytes of one new or binary file, and of all, in uncommitted.diff
 # src/ and packages/*/src of a project, which may be in a subfolder of its repository
 BELOW_SRC = re.compile(r'^(diff --git "?a/|# (new|changed), not in this patch: )([^\n]*?/)?src/', re.MULTILINE)
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb")

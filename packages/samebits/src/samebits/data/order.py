@@ -45,7 +45,6 @@ class Order(Protocol):
 
     def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
         """Return rows of the data set, (B,) int64; sample_ids: (B,) int64."""
-        ...
 
 
 def size_of(dataset: Sized) -> int:

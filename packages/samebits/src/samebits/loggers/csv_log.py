@@ -7,15 +7,14 @@ last row is completed in place; a new column or an earlier step replaces the who
 from __future__ import annotations
 
 import csv
-import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 from samebits.files import as_json, no_links, records, replace_text
 from samebits.loggers.background import Background
-from samebits.loggers.media import Media
+from samebits.loggers.media import Media, csv_text
 from samebits.status import METRICS
 
 FILE, STEP = "metrics.csv", "step"
@@ -77,13 +76,13 @@ class CSVThread(Background):
         return {int(row[0]): {name: text for name, text in zip(head[1:], row[1:]) if text} for row in rows}
 
     def _write(self, rows: dict[int, dict[str, str]]) -> None:
-        lines = [_csv_line([STEP, *self._columns]), *(self._line(step, rows[step]) for step in sorted(rows))]
+        lines = [csv_text([[STEP, *self._columns]]).encode(), *(self._line(step, rows[step]) for step in sorted(rows))]
         replace_text(self._directory / FILE, b"".join(lines))
         self._step = max(rows, default=-1)
         self._row, self._begin = rows.get(self._step, {}), sum(map(len, lines[:-1]))
 
     def _line(self, step: int, row: dict[str, str]) -> bytes:
-        return _csv_line([str(step), *(row.get(name, "") for name in self._columns)])
+        return csv_text([[str(step), *(row.get(name, "") for name in self._columns)]]).encode()
 
     def _catch_up(self) -> None:
         if self.lacks:
@@ -103,9 +102,3 @@ class CSVThread(Background):
 def _texts(values: dict[str, Any]) -> dict[str, str]:
     """Return the values as metrics.jsonl has them; a value that is not finite is an empty cell."""
     return {name: "" if (text := as_json(value)) == "null" else text for name, value in values.items()}
-
-
-def _csv_line(cells: Sequence[str]) -> bytes:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue().encode()

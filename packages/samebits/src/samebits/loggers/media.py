@@ -99,12 +99,12 @@ def save(run_dir: Path, step: int, name: str, value: Any) -> Media:
     elif isinstance(value, Svg):
         kind, text, content = "svg", value.text, value
     elif isinstance(value, Table):
-        kind, text, content = "table", _csv([list(value.columns), *value.rows]), value
+        kind, text, content = "table", csv_text([list(value.columns), *value.rows]), value
     elif isinstance(value, Histogram):
         values = _array(value.values).ravel()
         counts, edges = np.histogram(values[np.isfinite(values)], value.bins)
         rows = [["from", "to", "count"], *zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist())]
-        kind, text, content = "histogram", _csv(rows), (counts, edges)
+        kind, text, content = "histogram", csv_text(rows), (counts, edges)
     elif isinstance(value, Audio):
         kind, content = "audio", value
     path = media_file(run_dir, step, name, kind)
@@ -149,7 +149,8 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _csv(rows: Sequence[Sequence[Any]]) -> str:
+def csv_text(rows: Sequence[Sequence[Any]]) -> str:
+    """Return the rows as lines of a csv file."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

@@ -30,11 +30,8 @@ from samebits.schema import typed
 from samebits.status import read_status, shown
 
 log = logging.getLogger("samebits")
-FOLDER, OUTPUT, SUMMARY = (
-    "wandb",
-    "upload.log",
-    "summary.json",
-)  # output of wandb and its process; values of the whole run
+# OUTPUT: of wandb and its process. SUMMARY: values of the whole run
+FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"
 MODES = {"online": "online", "run": "online", "shared": "online", "offline": "offline", "dryrun": "offline",
          "disabled": "disabled"}  # fmt: skip
 END_S = 5.0  # seconds that a single run waits at its end

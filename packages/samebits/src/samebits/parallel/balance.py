@@ -48,7 +48,6 @@ class WaitsForData(Protocol):
     @property
     def wait_s(self) -> float:
         """Return the seconds that training has waited so far."""
-        ...
 
 
 class RankTiming:

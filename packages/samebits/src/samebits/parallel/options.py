@@ -40,27 +40,22 @@ class Strategy(Protocol):
     @property
     def strategy(self) -> str:
         """Return single, dp, ddp or fsdp."""
-        ...
 
     @property
     def global_batch_size(self) -> int:
         """Return the samples per optimizer step, of all ranks."""
-        ...
 
     @property
     def ddp(self) -> DDPConfig:
         """Return the options of trainer=ddp."""
-        ...
 
     @property
     def fsdp(self) -> FsdpConfig | None:
         """Return the options of trainer=fsdp; None for other strategies."""
-        ...
 
     @property
     def sync_batchnorm(self) -> bool:
         """Return whether BatchNorm uses the samples of all ranks."""
-        ...
 
 
 def check_share(global_batch_size: int, num_procs: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from samebits.code import code_changes, codes_of, record_machine
-from samebits.data import Loader, Stream
+from samebits.data import Stream
 from samebits.device import LAUNCHES_BOUND_FLOP, Hardware, HardwareConfig
 from samebits.files import amount
 from samebits.host import gpu_facts, machine_facts, machine_line
@@ -47,7 +47,7 @@ def log_header(
             logger.warn(f"the run started on other hardware, so results may differ by rounding: {unlike}")
         for line in header_values(rank.project, rank.directory, method, update):
             logger.say(line)
-    describe(logger, run.hardware, model, run, sets, run.train, changes, rank.config.hardware)
+    describe(logger, model, run, sets, changes, rank.config.hardware)
 
 
 def header_values(project: Project, directory: Path, method: Sequence[Any], update: Sequence[Any]) -> list[str]:
@@ -94,16 +94,10 @@ def node_text(node: Mapping[str, Any]) -> str:
 
 
 def describe(
-    logger: Logger,
-    hardware: Hardware,
-    model: nn.Module,
-    run: Any,
-    sets: dict[str, Any],
-    loader: Loader,
-    changes: list[str],
-    config: HardwareConfig,
+    logger: Logger, model: nn.Module, run: Any, sets: dict[str, Any], changes: list[str], config: HardwareConfig
 ) -> None:
     """Log the sizes of model and data, device, batch sizes, steps, the loader, and `changes` (lines of transforms)."""
+    hardware: Hardware = run.hardware
     parameters = sum(p.numel() for p in model.parameters())
     streams = {split for split, data in sets.items() if isinstance(data, Stream)}
     sizes = ", ".join(f"{split} {'a stream' if split in streams else f'{len(data):,}'}" for split, data in sets.items())
@@ -131,7 +125,7 @@ def describe(
         logger.say(describe_shards(model))
         if note := padding_note(model):
             logger.warn(note)
-    for line in [f"loader {loader.why}", *getattr(sets["train"], "describe", list)(), *changes]:
+    for line in [f"loader {run.train.why}", *getattr(sets["train"], "describe", list)(), *changes]:
         logger.say(line)
 
 

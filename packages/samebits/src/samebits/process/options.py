@@ -42,24 +42,19 @@ class Options(Protocol):
     @property
     def given(self) -> DictConfig:
         """Return the whole config, as in config.yaml."""
-        ...
 
     @property
     def process(self) -> ProcessConfig:
         """Return the options of the group `process`."""
-        ...
 
     @property
     def hardware(self) -> HardwareConfig:
         """Return the options of the group `hardware`."""
-        ...
 
     @property
     def trainer(self) -> Strategy:
         """Return the options of the group `trainer`."""
-        ...
 
     @property
     def logger(self) -> LoggerConfig:
         """Return the options of the group `logger`."""
-        ...

@@ -8,9 +8,7 @@ computed from. Sources are stored by storage, so views and operations in place n
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from samebits.errors import ConfigError
 from samebits.profiling.diagram import Node, draw
-from samebits.profiling.sample_cost import autocast_on_meta, on_meta
+from samebits.profiling.sample_cost import observed, on_meta
 
 INPUT, MODULE, PARAMETER, OPERATION, LOSS = "#d5e8d4", "#f5f5f5", "#dae8fc", "#eeeeee", "#f8cecc"
 MOST_NODES = 2000  # a larger picture helps nobody, and viewers fail
@@ -167,22 +165,14 @@ def forward_graph(
     """
     own = on_meta([whole])[0] if meta else whole
     given = {k: (v.to("meta") if meta else v.clone()) if isinstance(v, Tensor) else v for k, v in batch.items()}
-    try:
-        with ExitStack() as stack:
-            for context in (torch.device("meta"), autocast_on_meta()) if meta else ():
-                stack.enter_context(context)
-            graph = stack.enter_context(ModuleGraph(own, depth))
-            stack.enter_context(torch.enable_grad())
-            for name, value in given.items():
-                if isinstance(value, Tensor):
-                    graph.add(Node((f"batch[{name!r}]", str(list(value.shape)), dtype(value)), INPUT), (), value)
-            losses = call(own, given)
-            for name, loss in losses.items():
-                graph.add(Node((name, str(list(loss.shape))), LOSS), graph.sources_of(loss))
-            summed = {name: loss.sum() for name, loss in losses.items()}
-    finally:
-        if "torch._dynamo" in sys.modules:  # it never compiles code that it has seen under a dispatch mode
-            torch._dynamo.reset()
+    with observed(ModuleGraph(own, depth), meta) as graph:
+        for name, value in given.items():
+            if isinstance(value, Tensor):
+                graph.add(Node((f"batch[{name!r}]", str(list(value.shape)), dtype(value)), INPUT), (), value)
+        losses = call(own, given)
+        for name, loss in losses.items():
+            graph.add(Node((name, str(list(loss.shape))), LOSS), graph.sources_of(loss))
+        summed = {name: loss.sum() for name, loss in losses.items()}
     return graph, summed, {id(parameter): name for name, parameter in own.named_parameters()}
 
 

@@ -73,29 +73,28 @@ def count_flop(modules: list[nn.Module], batch: dict[str, Any], loss: Loss) -> f
 
     loss: is called with (a copy of `modules`, a batch on meta) and returns the sum to minimize.
     """
+    from torch.utils.flop_counter import FlopCounterMode
+
     own = on_meta(modules)
     given = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in batch.items()}
-    with counting() as counter:
+    with observed(FlopCounterMode(display=False)) as counter:
         loss(own, given).backward()
     return float(counter.get_total_flops())
 
 
 @contextmanager
-def counting(meta: bool = True) -> Iterator[Any]:
-    """Yield torch's counter, which counts all operations within this block. meta: create tensors on the device `meta`.
+def observed(mode: Any, meta: bool = True) -> Iterator[Any]:
+    """Yield `mode`, which gets all operations within this block. meta: create tensors on the device `meta`.
 
-    Use it before training: dynamo never compiles code that it has seen under a counter, so its caches are reset at the
-    end.
+    Use it before training: dynamo never compiles code that it has seen under a mode, so its caches are reset.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
     try:
         with ExitStack() as stack:
-            counter = stack.enter_context(FlopCounterMode(display=False))
             for context in (torch.device("meta"), autocast_on_meta()) if meta else ():
                 stack.enter_context(context)
+            stack.enter_context(mode)
             with torch.enable_grad():
-                yield counter
+                yield mode
     finally:
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()

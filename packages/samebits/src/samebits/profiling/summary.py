@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from samebits.files import aligned
-from samebits.profiling.sample_cost import counting, on_meta
+from samebits.profiling.sample_cost import observed, on_meta
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ def summarize(
     call: called with (a copy of `whole`, a batch), both on meta. meta: False for a model that reads values of tensors;
     then `call` gets the model itself and a copy of the batch.
     """
+    from torch.utils.flop_counter import FlopCounterMode
+
     own = on_meta([whole])[0] if meta else whole
     shapes: dict[nn.Module, tuple[int, ...]] = {}
 
@@ -50,7 +52,7 @@ def summarize(
     hooks = [module.register_forward_hook(note) for module in own.modules()]
     given = {k: (v.to("meta") if meta else v.clone()) if isinstance(v, Tensor) else v for k, v in batch.items()}
     try:
-        with counting(meta) as counter:
+        with observed(FlopCounterMode(display=False), meta) as counter:
             call(own, given)
     finally:
         for hook in hooks:

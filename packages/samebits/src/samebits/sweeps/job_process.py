@@ -22,11 +22,8 @@ from samebits.status import record_failure, write_status
 from samebits.sweeps.job import run_job
 from samebits.sweeps.ledger import Job
 
-OUTPUT, FAULT = (
-    "output.log",
-    "fault.log",
-)  # output of a job that runs in parallel with others; its stack trace if a signal killed it
-
+# output of a job that runs in parallel with others; its stack trace if a signal killed it
+OUTPUT, FAULT = "output.log", "fault.log"
 DYING_S = 30.0  # a killed rank holds the lock of its directory until the kernel has freed its memory
 
 

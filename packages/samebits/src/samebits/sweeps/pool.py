@@ -120,19 +120,12 @@ class Pool(Launch):
         context: Any = multiprocessing.get_context(start_method())
         heartbeats = Heartbeats(context, 1)
         quiet = self._leases.at_once > 1
-        arguments = (
-            self._work.ledger.project,
-            job.directory,
-            lease.environment(),
-            quiet,
-            os.getpid(),
-            heartbeats.shared,
-        )
+        given = (job.directory, lease.environment(), quiet, os.getpid(), heartbeats.shared)
         with held_signals():  # no signal arrives before the job is in _running and has its own handlers
             if self._ending:
                 self._leases.give_back(lease)
                 return False
-            process = context.Process(target=job_main, args=arguments)
+            process = context.Process(target=job_main, args=(self._work.ledger.project, *given))
             process.start()
             self._running[process.sentinel] = Running(job, process, lease, heartbeats, time.monotonic())
         return True

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-SILENT_S = (
-    1.5  # loops shorter than this print nothing; counted from the second item, because the first may import a lot
-)
+SILENT_S = 1.5  # shorter loops print nothing; counted from the second item, because the first may import a lot
 TERMINAL_S, FILE_S = 0.2, 10.0  # seconds between two counts, in a terminal and in a file
 
 

@@ -114,22 +114,11 @@ class RankLauncher:
             self._env = rank_environment(0, count, store)
             terminal = sys.stdin is not None and sys.stdin.isatty()
             offsets = file_offsets() if context.get_start_method() == "fork" else {}
-            arguments = [
-                (
-                    rank,
-                    target,
-                    directory,
-                    count,
-                    store,
-                    os.getpid(),
-                    terminal,
-                    heartbeats.shared,
-                    pipes[rank][1],
-                    offsets,
-                )
-                for rank in range(count)
+            common = (target, directory, count, store, os.getpid(), terminal, heartbeats.shared, offsets)
+            processes = [
+                context.Process(target=_rank_main, args=(rank, stack, *common), name=f"rank-{rank}")
+                for rank, (_, stack) in enumerate(pipes)
             ]
-            processes = [context.Process(target=_rank_main, args=given, name=f"rank-{given[0]}") for given in arguments]
             try:
                 with held_signals():  # blocked signals are delivered when a rank is ready for them
                     for process in processes:
@@ -249,17 +238,9 @@ def store_file(forked: bool) -> Iterator[str]:
 
 
 def _rank_main(
-    index: int,
-    target: Callable[[Path], None],
-    directory: Path,
-    count: int,
-    store: str,
-    parent: int,
-    terminal: bool,
-    heartbeats: Any,
-    stack: Any,
-    offsets: Offsets,
-) -> None:
+    index: int, stack: Any, target: Callable[[Path], None], directory: Path, count: int, store: str, parent: int,
+    terminal: bool, heartbeats: Any, offsets: Offsets,
+) -> None:  # fmt: skip
     die_with(parent)
     register_heartbeat(heartbeats, index)
     os.set_blocking(stack.fileno(), False)

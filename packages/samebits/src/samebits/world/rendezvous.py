@@ -34,10 +34,7 @@ DIRECTORY, VERDICT, LEFT, TOKEN = "run_directory", "verdict", "left", ".meeting"
 RELEASE_S = 60.0  # seconds that rank 0 waits until the others have read that nothing will run
 HEAR_S = 5.0  # seconds that rank 0 waits until the others have read the decision not to run
 VISIBLE_S = 30.0  # seconds until a shared file system shows a new file
-SAY_S, SAY_AGAIN_S = (
-    10.0,
-    60.0,
-)  # seconds after which a waiting process prints for whom it waits, and between repetitions
+SAY_S, SAY_AGAIN_S = 10.0, 60.0  # until a waiting process prints for whom it waits, and between repetitions
 POLL_S = 0.05
 LISTED = 8  # maximum number of processes in a message
 MEETING = "meeting"  # name of the threads that wait for other processes

@@ -28,7 +28,7 @@ from samebits.data.loading.open_workers import open_workers
 from samebits.data.loading.resident import Resident
 from samebits.data.loading.ring import Ring
 from samebits.data.loading.samples import InProcess, Samples, own_random_numbers
-from samebits.data.loading.slots import CAN_REUSE, indices_on
+from samebits.data.loading.slots import CAN_REUSE, drain, indices_on
 from samebits.data.loading.waits import waits_on
 from samebits.data.order import Plan
 from samebits.data.spec import Batch
@@ -65,7 +65,6 @@ class BatchDataset(Protocol):
 
         Must be thread-safe, and should release the GIL while it reads. out=None (if a shape varies): return new memory.
         """
-        ...
 
 
 class Loader:
@@ -191,8 +190,7 @@ class Loader:
         # at the first batch, not before, because a reorder may come first
         (held, rest), self._begun = self._begun or ([], self._batches()), None
         try:
-            while held:
-                yield held.pop()
+            yield from drain(held)
             yield from rest
         finally:
             rest.close()

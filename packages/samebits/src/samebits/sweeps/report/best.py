@@ -6,16 +6,17 @@ import re
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
+from omegaconf import DictConfig
 
 from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import NOT_COMPUTED
 from samebits.saved import flat, is_seed, portable, same_value
-from samebits.schema import join
+from samebits.schema import join, plain
 from samebits.status import shown
 from samebits.sweeps.report.analyse import Group, caution, show
 from samebits.sweeps.report.read import CONFIG, Job, Study
@@ -128,8 +129,6 @@ def _defaults(project: Project, overrides: list[str], wanted: dict[str, Any], jo
 
     An interpolation that an override of the job replaced stays unresolved, so it counts as a difference.
     """
-    from omegaconf import DictConfig, OmegaConf
-
     from samebits.config import composed, resolved
 
     raw = composed(project, overrides)
@@ -138,8 +137,7 @@ def _defaults(project: Project, overrides: list[str], wanted: dict[str, Any], jo
     given = tuple(f"{key}." for key in keys)
     derived = {key for key, value in flat(raw).items() if "${" in str(value) and not f"{key}.".startswith(given)}
     of_run = {**raw, **_replaced(wanted, raw, derived)}
-    found = OmegaConf.to_container(resolved(project, DictConfig(of_run), Path.cwd()))
-    return _replaced(raw, cast("dict[str, Any]", found), derived)
+    return _replaced(raw, plain(resolved(project, DictConfig(of_run), Path.cwd())), derived)
 
 
 def _replaced(node: dict[str, Any], by: dict[str, Any], keys: Collection[str], at: str = "") -> dict[str, Any]:
@@ -155,21 +153,19 @@ def _replaced(node: dict[str, Any], by: dict[str, Any], keys: Collection[str], a
 
 
 def _resolved(project: Project, overrides: list[str]) -> dict[str, Any]:
-    from omegaconf import DictConfig, OmegaConf
-
     from samebits.config import composed, resolved
 
     cfg = composed(project, overrides)
     cfg.pop("hydra")
-    return cast("dict[str, Any]", OmegaConf.to_container(resolved(project, DictConfig(cfg), Path.cwd())))
+    found: dict[str, Any] = plain(resolved(project, DictConfig(cfg), Path.cwd()))
+    return found
 
 
 def _whole(project: Project, job: Job) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
     from samebits.saved import read_config
 
-    return cast("dict[str, Any]", OmegaConf.to_container(read_config(project, job.path)))
+    found: dict[str, Any] = plain(read_config(project, job.path))
+    return found
 
 
 def _part(cfg: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:

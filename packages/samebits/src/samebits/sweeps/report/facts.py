@@ -38,17 +38,8 @@ NOT_SWEPT_NOTE = (
     "These jobs do not repeat one configuration: conf/ was edited between two commands of the sweep, or a job's "
     "config.yaml. The keys are columns here, and jobs are averaged only where they agree in them."
 )
-COMPARED = (
-    "configuration",
-    "difference",
-    "effect size",
-    "95 % interval",
-    "p",
-    "n",
-    "verdict",
-    "seeds needed",
-)  # columns
 INTERVAL, NEEDED = "95 % interval", "seeds needed"  # columns
+COMPARED = ("configuration", "difference", "effect size", INTERVAL, "p", "n", "verdict", NEEDED)
 FOLD_NOTE = "the score of a fold is the mean over its seeds; intervals and marks allow for the rows that folds share"
 WITHOUT_SCORE = ("failures", "pruned, unfinished")  # columns: numbers of jobs
 UNEQUAL_NOTE = "{what} of {most}: fewer {scores} than other configurations have, so the mean is less certain"

@@ -21,10 +21,8 @@ import numpy as np
 LEVEL = 0.05
 LEAST = 3  # smallest number of seeds for an interval or a p value
 KEPT = 1 / 3  # smallest fraction of a row's own log variance that is kept
-DRAWS, DRAWN_ROWS = (
-    50_000,
-    1_000_000,
-)  # number of simulated tables; fewer if they would have more rows in total than DRAWN_ROWS
+# number of simulated tables; fewer if they would have more rows in total than DRAWN_ROWS
+DRAWS, DRAWN_ROWS = 50_000, 1_000_000
 CHUNK = 500_000  # scores simulated at once, to limit memory
 
 

@@ -67,7 +67,7 @@ class Score:
         """Return mean and error for LaTeX."""
         if self.mean is None:
             return "--"
-        number = tex_plus_minus(*self._shown)
+        number = plus_minus(*self._shown, r"\pm", r"({}) \times 10^{{{}}}")
         number = rf"\mathbf{{{number}}}" if self.best else number
         return f"${number}{IN_TEX.get(self.mark, '').strip('$')}$" + tex(self.note)
 
@@ -184,15 +184,8 @@ def rounded(mean: float, error: float | None) -> tuple[str, str | None, int]:
     return f"{mean + 0.0:.{shown}f}", f"{error:.{shown}f}", power
 
 
-def plus_minus(mean: float, error: float | None) -> str:
-    """Return mean and error as text: 83.5 ± 3.3."""
+def plus_minus(mean: float, error: float | None, sign: str = "±", scaled: str = "({})e{}") -> str:
+    """Return mean and error as text: 83.5 ± 3.3. scaled: the form of (the text, the power of ten) if it is not 0."""
     mean_text, error_text, power = rounded(mean, error)
-    plain = mean_text if error_text is None else f"{mean_text} ± {error_text}"
-    return f"({plain})e{power}" if power else plain
-
-
-def tex_plus_minus(mean: float, error: float | None) -> str:
-    r"""Return the mean and error for LaTeX math mode: 83.5 \pm 3.3."""
-    mean_text, error_text, power = rounded(mean, error)
-    plain = mean_text if error_text is None else rf"{mean_text} \pm {error_text}"
-    return rf"({plain}) \times 10^{{{power}}}" if power else plain
+    plain = mean_text if error_text is None else f"{mean_text} {sign} {error_text}"
+    return scaled.format(plain, power) if power else plain

@@ -70,7 +70,7 @@ def sync(project: Project) -> int:
             check_online()
         failed += upload(project, runs, args.replay, args.offline)
         sweeps = dict.fromkeys(path.parent for folder in folders for path in folder.rglob(SWEEP))
-        failed += summaries(project, list(sweeps), mode, args.offline)
+        failed += sum(attempt(one, partial(upload_summary, project, one, mode, args.offline)) for one in sweeps)
     except (ConfigError, OSError) as error:
         print(f"error: {file_error(error)}", file=sys.stderr)
         return 2
@@ -210,16 +210,10 @@ def upload(project: Project, runs: list[Path], anew: bool, folder: Path | None) 
         return sum(attempt(run, partial(write_offline, project, run, folder)) for run in runs)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # each thread waits for its own process
         failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, project, run, anew)), runs))
-    if runs:
-        whole = f"{len(runs) - failed} of {amount(len(runs), 'run')}: " * bool(failed) + "nothing is lacking in W&B"
-        running = sum(map(is_running, runs))
-        print(f"{whole}, except later records of {amount(running, 'running run')}" if running else whole)
+    whole = f"{len(runs) - failed} of {amount(len(runs), 'run')}: " * bool(failed) + "nothing is lacking in W&B"
+    running = sum(map(is_running, runs))
+    print(f"{whole}, except later records of {amount(running, 'running run')}" if running else whole)
     return failed
-
-
-def summaries(project: Project, sweeps: list[Path], mode: str, folder: Path | None) -> int:
-    """Upload sweep summaries. Return the number of failed uploads."""
-    return sum(attempt(sweep, partial(upload_summary, project, sweep, mode, folder)) for sweep in sweeps)
 
 
 def attempt(what: Path, work: Callable[[], str | None]) -> int:

@@ -21,11 +21,8 @@ ALLOWED = ("optuna.samplers.*", *PRUNERS_ALLOWED)
 EXHAUSTIVE = ("BruteForceSampler", "GridSampler")
 # the seed determines a quasi-random sequence, the storage the position in it: use one seed for all trials
 ONE_SEED = ("QMCSampler",)
-NEEDS = {
-    "CmaEsSampler": "cmaes",
-    "QMCSampler": "scipy",
-    "GPSampler": "scipy",
-}  # packages that a sampler imports only when it draws
+# packages that a sampler imports only when it draws
+NEEDS = {"CmaEsSampler": "cmaes", "QMCSampler": "scipy", "GPSampler": "scipy"}
 SAMPLER, PRUNER = "hydra.sweeper.sampler", "hydra.sweeper.pruner"
 
 
