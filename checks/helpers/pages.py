@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from common import ROOT
 
@@ -57,6 +58,15 @@ FENCE = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | 
 
 def prose(page: str) -> str:
     return FENCE.sub(r"`\1`", page)
+
+
+def write_files(page: str, folder: Path) -> dict[str, str]:
+    """Put the files that a page shows where it says, below the folder; return {file: its text}."""
+    files = {file: body for file, _, body in FENCE.findall(page) if file}
+    for file, body in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(body)
+    return files
 
 
 def blocks(page: str) -> list[list[str]]:

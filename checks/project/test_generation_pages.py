@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from common import needs
 from fork import copy_of_the_project, run_python
-from pages import DOCS, FENCE, commands
+from pages import DOCS, commands, write_files
 
 from samebits.testing import result
 from samebits.testing.processes import sample_of
@@ -35,10 +35,7 @@ FEW = ("trainer.max_steps=6", "trainer.eval_every=6", "monitor.key=val/loss", "m
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = copy_of_the_project(tmp_path_factory.mktemp("clone"))
     for page in PAGES:
-        for file, _, body in FENCE.findall(DOCS[page]):
-            if file:
-                (copy / file).parent.mkdir(parents=True, exist_ok=True)
-                (copy / file).write_text(body)
+        write_files(DOCS[page], copy)
     return copy
 
 

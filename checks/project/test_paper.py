@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from common import ROOT, needs
+from common import needs
 from fork import copy_of_the_project, run_python, run_undrawn
+from pages import DOCS, FENCE, commands, write_files
 
 pytestmark = needs("docs/paper.md", "src/report.py", "src/h5.py")
-FENCE = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FEWER = {"model": "model=logistic,conv", "optim.lr": "optim.lr=3e-3,1e-2", "seed": "seed=0"}
 QUICK = ("trainer.max_steps=4", "trainer.eval_every=2", "hardware.num_threads=1")
 
@@ -21,18 +21,13 @@ QUICK = ("trainer.max_steps=4", "trainer.eval_every=2", "hardware.num_threads=1"
 @pytest.mark.slow
 def test_the_page_s_commands_give_the_table(tmp_path: Path) -> None:
     """2 models x 2 rates x 1 seed; the data is made here, as mnist1d is not among the packages of the tests."""
-    clone, page = copy_of_the_project(tmp_path / "clone"), (ROOT / "docs/paper.md").read_text()
-    commands = []
-    for file, kind, body in FENCE.findall(page):
-        if file:
-            (clone / file).parent.mkdir(parents=True, exist_ok=True)
-            (clone / file).write_text(body)
-        commands += body.replace("\\\n", " ").splitlines() if kind == "bash" else []
+    clone = copy_of_the_project(tmp_path / "clone")
+    write_files(DOCS["paper.md"], clone)
     random = np.random.default_rng(0)
     arrays = {f"x_{split}": random.normal(size=(n, 40)).astype("float32") for split, n in (("train", 80), ("test", 40))}
     labels = {f"y_{split}": np.arange(n) % 10 for split, n in (("train", 80), ("test", 40))}
     np.savez(clone / "mnist1d.npz", **arrays, **labels)
-    typed = [shlex.split(line, comments=True)[1:] for line in commands]
+    typed = [shlex.split(line)[1:] for line in commands(DOCS["paper.md"])]
     assert [words[0] for words in typed[:2]] == ["pip", "python"]  # what makes mnist1d.npz
     for name, *words in typed[2:]:
         if name == "train":
@@ -50,7 +45,7 @@ def test_the_page_s_commands_give_the_table(tmp_path: Path) -> None:
 def test_the_page_s_files_are_sound(tmp_path: Path) -> None:
     """Its Python files pass the project's checks; its models give logits of the right shape."""
     torch = pytest.importorskip("torch")
-    code = {file: body for file, kind, body in FENCE.findall((ROOT / "docs/paper.md").read_text()) if kind == "python"}
+    code = {file: body for file, kind, body in FENCE.findall(DOCS["paper.md"]) if kind == "python"}
     (tmp_path / "signals.py").write_text(code["src/lab/models/signals.py"])
     sys.path.insert(0, str(tmp_path))
     try:

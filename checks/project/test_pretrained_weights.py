@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fork import copy_of_the_project, run_python
-from pages import DOCS, FENCE, OURS, commands
+from pages import DOCS, OURS, commands, write_files
 
 from samebits.testing import last_checkpoint
 
@@ -63,9 +63,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_page_works_as_typed(clone: Path) -> None:
     page = DOCS["pretrained_weights.md"]
-    for file, _, body in FENCE.findall(page):
-        if file:
-            (clone / file).write_text(body)
+    write_files(page, clone)
     for number, command in enumerate(commands(page)):
         run, script, *words = shlex.split(command)
         assert run == "./run"

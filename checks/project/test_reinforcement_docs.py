@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import shlex
 from pathlib import Path
 
 import pytest
-import yaml
-from common import ROOT, needs
+from common import needs
 from fork import copy_of_the_project, run_python
-from pages import FENCE, commands
+from pages import DOCS, commands, write_files
 
 from samebits.testing import assert_undisturbed, result, values
 
 pytestmark = needs("docs/reinforcement_learning.md", "conf/model/mlp.yaml")
-PAGE = ROOT / "docs/reinforcement_learning.md"
-TEXT = PAGE.read_text() if PAGE.exists() else ""
-FILES = {file: body for file, _, body in FENCE.findall(TEXT) if file}
+TEXT = DOCS.get("reinforcement_learning.md", "")
 CASE = "tests/lab/test_task_dqn.py"
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = copy_of_the_project(tmp_path_factory.mktemp("clone"))
-    for file, body in FILES.items():
-        (copy / file).parent.mkdir(parents=True, exist_ok=True)
-        (copy / file).write_text(body)
+    assert len(write_files(TEXT, copy)) == 7
     return copy
-
-
-def test_its_files_can_be_read() -> None:
-    assert len(FILES) == 7
-    for file, body in FILES.items():
-        assert ast.parse(body) if file.endswith(".py") else yaml.safe_load(body)
 
 
 @pytest.mark.slow

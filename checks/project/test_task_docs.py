@@ -8,23 +8,19 @@ from pathlib import Path
 import pytest
 from common import ROOT, needs
 from fork import copy_of_the_project, run_python
-from pages import FENCE, commands
+from pages import DOCS, OURS, commands, write_files
 
 from samebits.testing import result
 
 pytestmark = needs("docs/tasks.md", "data/digits.h5", "conf/model/mlp.yaml")
-TEXT = (ROOT / "docs/tasks.md").read_text() if (ROOT / "docs/tasks.md").exists() else ""
-FILES = {file: body for file, _, body in FENCE.findall(TEXT) if file}
+TEXT = DOCS.get("tasks.md", "")
 CASE = "tests/lab/test_task_denoising.py"
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = copy_of_the_project(tmp_path_factory.mktemp("clone"))
-    assert FILES.keys() == {"src/lab/tasks/denoising.py", "conf/task/denoising.yaml", CASE}
-    for file, body in FILES.items():
-        (copy / file).parent.mkdir(parents=True, exist_ok=True)
-        (copy / file).write_text(body)
+    assert write_files(TEXT, copy).keys() == {"src/lab/tasks/denoising.py", "conf/task/denoising.yaml", CASE}
     return copy
 
 
@@ -47,7 +43,6 @@ def test_the_method_keeps_what_is_promised(clone: Path) -> None:
 
 
 def test_every_shipped_method_is_in_the_list() -> None:
-    text = (ROOT / "docs/tasks.md").read_text()
-    if (ROOT / "README.md").read_text().startswith("# Samebits\n"):  # a fork has its own
-        missing = [path.stem for path in (ROOT / "conf/task").glob("*.yaml") if f"`{path.stem}`" not in text]
+    if OURS:  # a fork has its own
+        missing = [path.stem for path in (ROOT / "conf/task").glob("*.yaml") if f"`{path.stem}`" not in TEXT]
         assert not missing, f"no row in the table of docs/tasks.md: {missing}; a fork (./run fork) needs none"

@@ -67,24 +67,6 @@ MODULES = modules()
 USERS = ("benchmarks", "tools")  # of the pages, beside src/
 
 
-def map_of(page: Path) -> Iterator[str]:
-    """What the indented lines of a page name, in columns: `one, two/    what they are    three    what it is`."""
-    for line in re.findall(r"^    (\S.*)$", ast.get_docstring(ast.parse(page.read_text())) or "", re.MULTILINE):
-        for cell in re.split(r"  +", line)[::2]:
-            yield from cell.split(", ") if re.fullmatch(r"[\w*/]+(, [\w*/]+)*", cell) else ()
-
-
-@pytest.mark.parametrize("package", NOT_YOURS)
-def test_maps_show_what_there_is(package: str) -> None:
-    """Those of a package and of its folders name only what is there; the package's names all its folders."""
-    folder = MODULES[package].parent
-    for page in sorted(folder.glob("**/__init__.py")):
-        for name in map_of(page):
-            assert [*page.parent.glob(name), *page.parent.glob(f"{name}.py")], f"{page}: {name}"
-    folders = {path.parent.name for path in folder.glob("*/__init__.py")}
-    assert folders <= {name.strip("/") for name in map_of(folder / "__init__.py")}
-
-
 @cache
 def imports() -> dict[str, set[str]]:
     return {name: imported(path) for name, path in MODULES.items()}
@@ -107,15 +89,6 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
     assert len(inside) > 10  # a fork may have no packing, no reports
     for name, wanted in inside.items():
         assert not {module.partition(".")[0] for module in wanted} & ours, name
-
-
-@pytest.mark.slow
-def test_one_run_knows_nothing_of_many() -> None:
-    """And neither is imported by what no test runs."""
-    for above, beside in (("samebits.sweeps", "samebits.testing"), ("samebits.testing", "samebits.testing")):
-        for name, wanted in imports().items():
-            if name.startswith("samebits.") and not name.startswith((above, beside)):
-                assert not [module for module in wanted if module.startswith(above)], name
 
 
 def test_lab_translates_the_errors_of_h5rows_where_it_uses_it() -> None:
@@ -211,7 +184,8 @@ def classes_of(files: Iterable[Path]) -> set[str]:
 
 
 def test_no_room_imports_a_later_one() -> None:
-    """So there are no circles. Every folder must stand in the list; single modules import no room."""
+    """So there are no circles, and one run knows nothing of many. Every folder must stand in the list; single modules
+    import no room, and no test is needed to import any other."""
     folders = {path.parent.name for path in SAMEBITS.glob("*/__init__.py")}
     assert folders == {*ROOMS, "sweeps", "testing"}
     floor = {"": -1, "h5rows": -1, **{page: i for i, page in enumerate(PAGES)}}
