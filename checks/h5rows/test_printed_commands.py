@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 from common import ROOT, TRAIN
 from pages import FENCE
-from test_meaning import (
-    FILES,
-    ROWS,
-    cell_ranger,
-    climate,
-    made,
-)
+from test_meaning import FILES, ROWS, cell_ranger, climate, made
 
 from h5rows import integration
 from lab.notebook import compose

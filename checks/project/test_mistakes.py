@@ -393,8 +393,7 @@ def is_line(shown: str, line: str, folder: Path) -> bool:
 
 @pytest.mark.one_quick(10)
 @pytest.mark.parametrize(
-    ("command", "line", "files"),
-    [*KEYS, *OPTIONS, *SYNTAXES, *NO_EFFECT, *OF_THE_COMMAND, *YAMLS, *BARE],
+    ("command", "line", "files"), [*KEYS, *OPTIONS, *SYNTAXES, *NO_EFFECT, *OF_THE_COMMAND, *YAMLS, *BARE]
 )
 def test_a_mistake_that_composing_finds(
     call: Call, started: list[Any], tmp_path: Path, command: str, line: str, files: dict[str, str | bytes]
@@ -621,9 +620,7 @@ def test_a_mistake_ends_a_run_in_this_process(
         for model, *more in (("model=vit", "model.patch=4"), ("model=resnet",), ("model=unet",), ("model=mlp",))
         for key in ("data", "model")
     ]
-    + [
-        (("model=cifar_fast",), r"data\.input_shape=\[3, 8, 8\] is not the shape of its samples x, \[1, 8, 8\]"),
-    ],
+    + [(("model=cifar_fast",), r"data\.input_shape=\[3, 8, 8\] is not the shape of its samples x, \[1, 8, 8\]")],
 )
 def test_a_wrong_shape_of_the_data_is_named_where_a_model_fails(
     tmp_path: Path, model: tuple[str, ...], line: str

@@ -273,10 +273,7 @@ def test_a_run_does_not_write_through_links(name: str, stranger: Callable[..., P
         target = tmp_path / "elsewhere"
     link.unlink(missing_ok=True)
     link.symlink_to(target)
-    with (
-        pytest.raises(ConfigError, match=r"is a symbolic link to .*out of the run directory"),
-        claimed(run_dir),
-    ):
+    with pytest.raises(ConfigError, match=r"is a symbolic link to .*out of the run directory"), claimed(run_dir):
         raise AssertionError("claimed")
     link.unlink()
     (run_dir / "best.pt").symlink_to(run_dir / "config.yaml")  # within its directory: a name for what is there

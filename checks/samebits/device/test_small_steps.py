@@ -9,11 +9,7 @@ import pytest
 from common import QUICK
 
 import lab.restore
-from samebits.device import (
-    Hardware,
-    auto,
-    resolve_hardware,
-)
+from samebits.device import Hardware, auto, resolve_hardware
 from samebits.process import rank
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 

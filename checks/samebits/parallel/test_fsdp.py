@@ -112,11 +112,7 @@ def test_sharded_steps_equal_the_others(tmp_path: Path, tokens: Path, model: str
     if model == "mlp":
         ways |= {
             "single": ("trainer=single",),
-            "kept": (
-                *two,
-                "trainer.fsdp.reduce_each_micro_batch=true",
-                "trainer.fsdp.reshard_after_forward=false",
-            ),
+            "kept": (*two, "trainer.fsdp.reduce_each_micro_batch=true", "trainer.fsdp.reshard_after_forward=false"),
             "two copies": (
                 "trainer=fsdp",
                 "hardware.num_procs=4",

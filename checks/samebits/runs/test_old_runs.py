@@ -211,10 +211,6 @@ def test_a_key_that_has_moved_keeps_its_value(tmp_path: Path) -> None:
     (tmp_path / "overrides.yaml").write_text("[trainer.max_time=3h, +trainer.timeout=5m, name=trainer.timeout]")
     assert plain(read_config(PROGRAM, tmp_path)) == values
     assert translate_override(PROGRAM, "trainer.timeout") == "process.timeout"  # as a sweep's ledger has what differs
-    assert read_overrides(PROGRAM, tmp_path) == [
-        "process.max_time=3h",
-        "+process.timeout=5m",
-        "name=trainer.timeout",
-    ]
+    assert read_overrides(PROGRAM, tmp_path) == ["process.max_time=3h", "+process.timeout=5m", "name=trainer.timeout"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values | {"trainer": values["trainer"] | {"timeout": "7m"}}))
     assert read_config(PROGRAM, tmp_path).process.timeout == "5m"

@@ -164,11 +164,7 @@ def test_everything_that_locks_works(tmp_path: Path) -> None:
     with claimed(tmp_path / "run"), pytest.raises(DirectoryLockedError), claimed(tmp_path / "run"):
         pass
     search = tmp_path / "search"
-    with (
-        driving(tmp_path, search),
-        pytest.raises(ConfigError, match="another process runs"),
-        driving(tmp_path, search),
-    ):
+    with driving(tmp_path, search), pytest.raises(ConfigError, match="another process runs"), driving(tmp_path, search):
         pass
     project: Any = SimpleNamespace(root=tmp_path)
     with Ledger(project, tmp_path / "sweep")._exclusive():

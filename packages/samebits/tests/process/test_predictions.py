@@ -59,10 +59,7 @@ def test_a_full_disk_ends_any_write_with_a_line(tmp_path: Path, monkeypatch: pyt
         return ""
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
-    for write in (
-        lambda: write_rows(part),
-        lambda: predictions.assemble([part], target, {"split": "test"}),
-    ):
+    for write in (lambda: write_rows(part), lambda: predictions.assemble([part], target, {"split": "test"})):
         errors = [error_with(megabytes, write) for megabytes in range(16)]
         needed = errors.index("")
         assert predictions.RESERVE >> 20 < needed < 12

@@ -28,8 +28,6 @@ RunFailed for a full disk.
     shared_weights    weights that no step changes, written once for all checkpoints of a run
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

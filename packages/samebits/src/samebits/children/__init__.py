@@ -15,8 +15,6 @@ Errors: `run_in_subprocess` raises the ConfigError or RunFailed of the function;
     offsets      positions in open files
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -13,8 +13,6 @@ Errors: CorruptFileError for a record with an invalid form.
     source         the files that identify the code: src/, packages/, libraries
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -13,8 +13,6 @@ Errors: ConfigError for a model or step that cannot be compiled or captured.
     captured    a step as one CUDA graph
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -16,8 +16,6 @@ Errors: ConfigError, which names the key, the value and the remedy.
     yamls          read the yaml files to explain an error
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -32,11 +32,7 @@ from samebits.schema import TYPED, at, did_you_mean, hints_of, leaves, nearest, 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
 # files of this project that call Hydra to compose
-CALLERS = (
-    "samebits/config/compose.py",
-    "samebits/config/messages.py",
-    "train.py",
-)
+CALLERS = ("samebits/config/compose.py", "samebits/config/messages.py", "train.py")
 SHOW_CONFIG = ("--cfg", "-c", "--help", "-h", "--info", "-i")  # options of Hydra that show the composed config
 Compose = Callable[[Project, Sequence[str]], dict[str, Any]]  # overrides -> the whole config
 

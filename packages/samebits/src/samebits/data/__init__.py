@@ -23,8 +23,6 @@ split.
     loading/    the Loader: threads, worker processes, data sets on the device; samples/s, waiting for data
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

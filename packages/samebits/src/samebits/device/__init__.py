@@ -16,8 +16,6 @@ Errors: ConfigError for options that conflict or are not available on the machin
     options, rules         the schema of the group; conflicts between options
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -19,8 +19,6 @@ Errors: OSError for failed system calls.
     garbage                   Python's garbage collector
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

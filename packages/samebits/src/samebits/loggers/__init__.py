@@ -19,8 +19,6 @@ Errors: ConfigError for a logger that cannot be used, RunFailed for an upload th
     options, installed                  the schema of the group; whether its libraries are installed
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

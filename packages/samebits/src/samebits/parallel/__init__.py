@@ -15,8 +15,6 @@ Errors: ConfigError for options that do not fit the model or the hardware.
     options                     options of the config group `trainer`
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

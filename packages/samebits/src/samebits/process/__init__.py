@@ -21,8 +21,6 @@ ended.
     predicting  ranks that write predictions
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -23,8 +23,6 @@ Errors: OutOfMemory, which names the key to change.
     writes       operations that write to given tensors
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -17,8 +17,6 @@ CorruptFileError for a damaged file, RunFailed if the directory was removed.
     live          whether a run is still running or a sweep being run, also on another host
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -14,19 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from samebits.code import DIFF, ENVIRONMENT, Surroundings, code_here, codes_of, surroundings, use_code
 from samebits.credentials import redacted
-from samebits.errors import (
-    ConfigError,
-    DirectoryLockedError,
-    RunFailed,
-)
-from samebits.files import (
-    floats_as_text,
-    read_file,
-    read_json,
-    remove_leftovers,
-    replace_text,
-    write_json,
-)
+from samebits.errors import ConfigError, DirectoryLockedError, RunFailed
+from samebits.files import floats_as_text, read_file, read_json, remove_leftovers, replace_text, write_json
 from samebits.locks import PATIENCE_S, Busy, Lock, is_locked
 from samebits.project import Project
 from samebits.runs.data_files import files_of, fingerprints, is_same

@@ -14,8 +14,6 @@ Errors: ConfigError with the file and the problem.
     paths         save paths relative to the project's root, and resolve them in another project
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

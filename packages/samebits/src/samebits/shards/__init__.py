@@ -12,8 +12,6 @@ Errors: RunFailed if values that must be equal on several ranks differ, and for 
     replicas   checks that ranks have equal values
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

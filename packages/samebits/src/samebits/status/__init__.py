@@ -12,8 +12,6 @@ Errors: a damaged status.json is a warning, because no run depends on it. Corrup
     failures    failure.json, and the hint after the message of a failure
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

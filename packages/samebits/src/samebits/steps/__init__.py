@@ -13,8 +13,6 @@ Errors: RunFailed for a buffer that cannot be restored because its shape has cha
     skipping    skipped steps; the loss scale
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

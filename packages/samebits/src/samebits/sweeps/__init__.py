@@ -29,8 +29,6 @@ Errors: ConfigError for the sweep before it starts; RunFailed with the number of
     verify/                       a package of its own: repeats a run and compares the results
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

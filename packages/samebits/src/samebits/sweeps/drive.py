@@ -135,11 +135,7 @@ def run_with(launcher: Launcher, work: Work) -> None:
 
 
 def conclude(
-    ledger: Ledger,
-    jobs: Sequence[Job],
-    stopped: signal.Signals | None,
-    changed: bool = True,
-    left: int | None = None,
+    ledger: Ledger, jobs: Sequence[Job], stopped: signal.Signals | None, changed: bool = True, left: int | None = None
 ) -> None:
     """Print the table and write the report. Raise KeyboardInterrupt after Ctrl-C, RunFailed if jobs failed,
     SystemExit(75) if the sweep was stopped early. changed: True if a job has run since the last report. left: None, or

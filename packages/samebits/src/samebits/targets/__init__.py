@@ -13,8 +13,6 @@ is built.
     building    build an object; one line for an error in its class
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

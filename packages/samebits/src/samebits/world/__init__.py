@@ -24,8 +24,6 @@ an evaluation was cut short on all ranks.
     terminal                breakpoints with several ranks
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

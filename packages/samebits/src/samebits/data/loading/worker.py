@@ -67,12 +67,7 @@ class WorkerTraceback(Exception):
 
 
 def work(
-    make: Maker,
-    making: Tensor,
-    pipe: Connection,
-    inherited: list[Connection],
-    offsets: Offsets,
-    by_main_thread: bool,
+    make: Maker, making: Tensor, pipe: Connection, inherited: list[Connection], offsets: Offsets, by_main_thread: bool
 ) -> None:
     """Answer each job with (batch or None, None), or with (None, (the error, its traceback)).
 

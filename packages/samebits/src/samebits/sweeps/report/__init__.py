@@ -27,8 +27,6 @@ Errors: ConfigError for invalid arguments.
     wandb_sync                        upload of runs and sweeps to W&B
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr

@@ -37,11 +37,7 @@ def draw(study: Study, folder: Path) -> list[Path]:
     make_folder(folder)
     ranked = groups(study)
     with matplotlib.rc_context(RC):
-        figures = {
-            "curves": _curves(study, ranked),
-            "scores": _scores(study),
-            "objectives": _objectives(study, ranked),
-        }
+        figures = {"curves": _curves(study, ranked), "scores": _scores(study), "objectives": _objectives(study, ranked)}
         files = []
         for name, figure in figures.items():
             for ending in (".png", ".pdf"):  # pdf for papers

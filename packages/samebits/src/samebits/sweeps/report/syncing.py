@@ -187,10 +187,7 @@ def send(project: Project, told: dict[Path, str], no_wandb: str, run: Path) -> b
 
     lines = []
     complete = True
-    for name, work in (
-        ("MLflow", partial(sync_mlflow, project, run, MLFLOW_S)),
-        ("W&B", to_wandb),
-    ):
+    for name, work in (("MLflow", partial(sync_mlflow, project, run, MLFLOW_S)), ("W&B", to_wandb)):
         try:
             said = work()
         except Exception as error:

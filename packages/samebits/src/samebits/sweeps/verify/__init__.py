@@ -15,8 +15,6 @@ Errors: ConfigError if the run cannot be repeated or nothing can be compared.
     compare      metrics, checkpoints and scores of two run directories
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from samebits.lazy_imports import lazy_getattr
