@@ -52,7 +52,8 @@ class Wrong(nn.Module):
         h = self.first(x.flatten(1))
         if self.how == "numpy":
             h = torch.from_numpy(np.asarray(h.numpy()))
-        return self.last({"array": lambda: h.detach().numpy(), "list": lambda: [h]}.get(self.how, lambda: h)())
+        grown = lambda: setattr(self, "more", nn.Linear(16, 16)) or self.more(h)
+        return self.last({"array": lambda: h.detach().numpy(), "list": lambda: [h], "grown": grown}.get(self.how, lambda: h)())
 
 class Predicts(Supervised):
     def predict(self, model, batch):
@@ -102,6 +103,12 @@ class Late:
             raise ValueError("too few samples")
         return float(self.count)
 
+class Writes(Late):
+    def compute(self, world):
+        return float(self.count)
+    def write(self, path):
+        path.write_text(self.table)
+
 class NoReset:
     def update(self, output, batch): ...
     def compute(self, world): ...
@@ -145,9 +152,10 @@ MISTAKES = {
     "predict": (("task._target_=lab.models.own.Predicts",), "the batch has no field 'nothing', only ['x', 'y']"),
     "show": (("task._target_=lab.models.own.Shows", "callback=pictures"), "callback (Pictures): KeyError: 'picture' ({own}, line "),
     "a callback": (("+callback.own._target_=lab.models.own.Tried",), "callback (Tried): ZeroDivisionError: in a callback ({own}, line "),
-    "a size": (("model._target_=lab.models.own.Wrong", "+model.how=size", *OTHER_MODEL), "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x16 and 32x10) ({own}, line 36); in last, Linear(in_features=32, out_features=10, bias=True): input (64, 16) float32; the batch has x (64, 1, 8, 8) float32, y (64,) int64 ("),
-    "an array": (("model._target_=lab.models.own.Wrong", "+model.how=array", *OTHER_MODEL), "model: TypeError: linear(): argument 'input' (position 1) must be Tensor, not numpy.ndarray ({own}, line 36); in last, Linear(in_features=16, out_features=10, bias=True): input ndarray (64, 16) float32; the batch has x ("),
-    "a list": (("model._target_=lab.models.own.Wrong", "+model.how=list", *OTHER_MODEL), "model: TypeError: linear(): argument 'input' (position 1) must be Tensor, not list ({own}, line 36); in last, Linear(in_features=16, out_features=10, bias=True): input list; the batch has x ("),
+    "a size": (("model._target_=lab.models.own.Wrong", "+model.how=size", *OTHER_MODEL), "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x16 and 32x10) ({own}, line 37); in last, Linear(in_features=32, out_features=10, bias=True): input (64, 16) float32; the batch has x (64, 1, 8, 8) float32, y (64,) int64 ("),
+    "an array": (("model._target_=lab.models.own.Wrong", "+model.how=array", *OTHER_MODEL), "model: TypeError: linear(): argument 'input' (position 1) must be Tensor, not numpy.ndarray ({own}, line 37); in last, Linear(in_features=16, out_features=10, bias=True): input ndarray (64, 16) float32; the batch has x ("),
+    "a list": (("model._target_=lab.models.own.Wrong", "+model.how=list", *OTHER_MODEL), "model: TypeError: linear(): argument 'input' (position 1) must be Tensor, not list ({own}, line 37); in last, Linear(in_features=16, out_features=10, bias=True): input list; the batch has x ("),
+    "a layer of forward": (("model._target_=lab.models.own.Wrong", "+model.how=grown", *OTHER_MODEL), "model: Wrong creates the parameter more.weight in `forward`, so it would not be trained: create it in __init__"),
     "a size, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=size", *OTHER_MODEL, "trainer.eval_every=null"), "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
     "numpy, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=numpy", *OTHER_MODEL, "trainer.eval_every=null"), "model: RuntimeError: Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead. ({own}, line 35); in the model, Wrong(): x (64, 1, 8, 8) float32, h (64, 16) float32; the batch"),
 }  # fmt: skip
@@ -170,15 +178,21 @@ def test_a_metric_that_needs_more_than_a_batch_is_no_mistake(
     own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2", METRIC.format("Late"))
-    assert "which may be too small for it (ValueError: too few samples)" in capfd.readouterr().err
+    line = "task.metrics.own: compute raised for one validation batch, which may be too small for it (ValueError: too"
+    assert line in capfd.readouterr().err
     assert values(run, "val/own")[-1] > 100
 
 
-def test_full_memory_names_its_key(own: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        RunFailed, match=r"out of memory \(evaluating, before the first step; .*hardware\.eval_batch_size=32"
-    ):
-        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2", METRIC.format("full"))
+@pytest.mark.parametrize(
+    ("metric", "line"),
+    [
+        ("full", r"out of memory \(evaluating, before the first step; .*hardware\.eval_batch_size=32"),
+        ("Writes", r"^task\.metrics\.own: AttributeError: 'Writes' object has no attribute 'table' \("),
+    ],
+)
+def test_a_failure_of_a_metric_names_its_key(own: Path, tmp_path: Path, metric: str, line: str) -> None:
+    with pytest.raises(RunFailed, match=line):
+        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2", METRIC.format(metric))
 
 
 def test_a_resume_and_a_run_without_evaluations_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

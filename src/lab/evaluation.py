@@ -38,13 +38,13 @@ def evaluate(
     hardware: Hardware,
     size_and_real: Callable[[int], tuple[int, int]],
     observers: Iterable[Callable[[Any, Batch], None]] = (),
-    compute: Callable[[Any, World], Any] = lambda metric, world: metric.compute(world),
+    compute: Callable[[str, Any, World], Any] = lambda _, metric, world: metric.compute(world),
 ) -> dict[str, float]:
     """Return {loss, <loss name>, <metric>, ...}: means over the samples of all ranks, each counted once.
 
     model: without wrappers. size_and_real(k) -> (number of rows of batch k, number of real samples): the others are
     padding (trainer.pad_eval_batches). observers: called with (output, batch), without the padding. compute: called as
-    compute(metric, world) for the result of a metric with state.
+    compute(name, metric, world) for the result of a metric with state.
     """
     net = for_evaluation(LossModule(model, task), hardware)
     world.broadcast_buffers(net)
@@ -89,7 +89,7 @@ def evaluate(
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in stateful.items():
         with naming(f"task.metrics.{name}"):
-            score = compute(metric, world)
+            score = compute(name, metric, world)
         scores |= {f"{name}/{k}": v for k, v in score.items()} if isinstance(score, Mapping) else {name: score}
     return scores
 
@@ -154,7 +154,8 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
     scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.size_and_real, observers)
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
-            metric.write(run.directory / f"{split}_{name}")
+            with naming(f"task.metrics.{name}"):
+                metric.write(run.directory / f"{split}_{name}")
     compile_report(run.logger.say)
     scores = {f"{split}/{name}": value for name, value in scores.items()}
     if nan := _nan_scores(scores):

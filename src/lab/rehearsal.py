@@ -36,14 +36,16 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
     observers = [partial(called, call) for call in overridden_methods(run.callbacks, "on_rehearsal")]
     raised: list[str] = []
 
-    def compute(metric: Any, world: World) -> Any:
+    def compute(name: str, metric: Any, world: World) -> Any:
         try:
             return metric.compute(world)
         except (ValueError, ArithmeticError) as error:  # may be no mistake: one batch may lack classes
-            raised.append(one_line(error))
+            why = f"which may be too small for it ({one_line(error)})"
+            raised.append(f"task.metrics.{name}: compute raised for one validation batch, {why}")
             return {}
 
     scores: dict[str, float] = {}
+    parameters = dict(model.named_parameters())
     transforms = [loader.transform for loader in val_loaders.values()]
     parts = [part for transform in transforms for part in getattr(transform, "__dict__", {}).values()]  # of a Chain
     with as_before(state, run, [*transforms, *parts]):
@@ -64,9 +66,14 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
                     noting("task", None, batch),
                 ):
                     predicted(task, model, batch)
+        if made := [name for name, _ in model.named_parameters() if name not in parameters]:
+            raise ConfigError(
+                f"model: {type(model).__name__} creates the parameter {made[0]} in `forward`, so it would not be "
+                "trained: create it in __init__"
+            )
     check_numbers(scores)
     for line in raised:
-        run.logger.warn(f"a metric's compute raised for one validation batch, which may be too small for it ({line})")
+        run.logger.warn(line)
     if scores and not raised:
         monitored(scores, run)
 

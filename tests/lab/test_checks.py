@@ -384,6 +384,7 @@ def test_what_may_be_trained_elsewhere_is_let_through() -> None:
     check_registered("model", frozen)
     check_registered("task", listed, listed.layers[0].parameters())
     check_registered("model", torch.nn.utils.weight_norm(nn.Linear(2, 2)))
+    check_registered("model", torch.jit.script(nn.Linear(2, 2)))
 
 
 @pytest.mark.parametrize("make", [nn.Linear, nn.LSTM])
@@ -424,6 +425,25 @@ def test_what_a_model_changes_is_told() -> None:
     model[0].cache, model[0].scale = torch.ones(3), scale * 0.9
     told = checks.unsaved() or ""
     assert told.startswith("the model changes tensors that are not in a checkpoint (0.scale)")
+    assert checks.unsaved() is None
+    model[0].random = torch.Generator()
+    checks = BufferChecks(model, None, model=model)
+    assert checks.unsaved() is None
+    torch.rand(1, generator=model[0].random)
+    assert "(0.random): a resumed run" in (checks.unsaved() or "")
+
+
+def test_activations_that_a_model_keeps_are_not_told() -> None:
+    """Also after an evaluation, and of another size: they are computed before they are read."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    layer: Any = model[0]
+    layer.loss, layer.shown = torch.zeros(()), torch.zeros(1)
+    checks = BufferChecks(model, None, model=model)
+    for x in (torch.ones(3, 2), torch.ones(4, 2)):
+        output = model(x)
+        layer.loss, layer.shown = output.sum(), output.detach()
+        assert checks.unsaved() is None
+    layer.loss = layer.loss.detach() + 1
     assert checks.unsaved() is None
 
 

@@ -25,11 +25,11 @@ def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
 def _tensors(
     thing: Any, prefix: str = "", depth: int = 2, seen: dict[int, int] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of parameters, buffers and tensors in attributes of `thing`, `depth` levels deep. seen:
-    {id of a module: depth}, because parts of a model may refer to the whole model."""
+    """Yield (name, tensor) of parameters, buffers, and tensors and states of generators in attributes of `thing`,
+    `depth` levels deep. seen: {id of a module: depth}, because parts of a model may refer to the whole model."""
     seen = {} if seen is None else seen
-    if isinstance(thing, Tensor):
-        yield prefix, thing
+    if isinstance(thing, (Tensor, torch.Generator)):
+        yield prefix, thing if isinstance(thing, Tensor) else thing.get_state()
         return
     dot = prefix and f"{prefix}."
     computed: set[str] = set()
@@ -37,7 +37,8 @@ def _tensors(
         if seen.get(id(thing), -1) >= depth:
             return
         seen[id(thing)] = depth
-        computed = {name.removesuffix(end) for name in thing._parameters for end in COMPUTED if name.endswith(end)}
+        names = [name for name, _ in thing.named_parameters(recurse=False)]  # of TorchScript too
+        computed = {name.removesuffix(end) for name in names for end in COMPUTED if name.endswith(end)}
         for name, value in (*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)):
             yield dot + name, value
         for name, module in thing.named_children():
@@ -63,6 +64,7 @@ class BufferChecks:
         self._at_start = {name: _worst(buffer) for name, buffer in held.named_buffers()}
         self._owners: dict[str, Any] = {"task": task, "model": model}
         self._held: dict[str, dict[str, tuple[Tensor, int]]] = {"task": {}, "model": {}}
+        self._activations = set[tuple[str, str]]()
         self._starts = True
         self.unsaved()
         self._starts = False
@@ -83,20 +85,26 @@ class BufferChecks:
                 names = ", ".join([*changed[:3], *(["..."] if changed[3:] else [])])
                 return (
                     f"the {owner} changes tensors that are not in a checkpoint ({names}): a resumed run starts with "
-                    "their initial values; make them buffers of a module (register_buffer), which are saved"
+                    "their initial values; make them buffers of a module (register_buffer), and draw random numbers "
+                    "from torch's default generator, because these are saved"
                 )
         return None
 
     def _changed(self, owner: str) -> list[str]:
-        """Return the names of the changed tensors. Of the model only those that it had at the start, because a tensor
-        that `forward` adds is usually a cache, which is computed before it is read."""
+        """Return the names of the changed tensors. Of the model only those that it had at the start, with the same
+        shape, because other tensors that `forward` sets are usually a cache, which is computed before it is read."""
         changed, held = [], self._held[owner]
         for name, now in unregistered(self._owners[owner]):
             if id(now) in self._saved or not (name in held or self._starts or owner == "task"):
                 continue  # a task may hold the model itself
+            if now.grad_fn is not None:  # an activation: backward has freed its graph, so no later step can use it
+                self._activations.add((owner, name))
             before, version = held.setdefault(name, (now, _version(now)))
-            same = before is now or (before.shape == now.shape and torch.equal(before, now.to(before.device)))
-            if not same or _version(before) != version:
+            if before.shape == now.shape:
+                same = before is now or torch.equal(before, now.to(before.device))
+            else:
+                same = owner == "model"
+            if (owner, name) not in self._activations and not (same and _version(before) == version):
                 changed.append(name)
         return changed
 
