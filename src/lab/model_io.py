@@ -16,6 +16,7 @@ from lab.quantization import quantize, round_weights
 from lab.statistics import with_stored
 from samebits.checkpoints import eval_state_dict, load_weights, read_run, run_directory
 from samebits.errors import ConfigError
+from samebits.steps import seeded
 from samebits.targets import construct
 
 
@@ -38,7 +39,8 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     """
     cfg, file, payload = read_run(PROJECT, path, overrides)
     cfg = with_stored(cfg, file.parent.parent)
-    model = make_model(Config.of(cfg))
+    with seeded(cfg.seed):  # for values that no checkpoint has, such as random features that are not a buffer
+        model = make_model(Config.of(cfg))
     load_weights(model, eval_state_dict(payload), str(file))
     return model.eval(), cfg, file, payload
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import shutil
 import sys
 import threading
@@ -18,6 +19,7 @@ from omegaconf import OmegaConf
 
 import lab
 import lab.loop
+import lab.models.mlp
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, start_run
 from samebits.testing import compose as typed
@@ -105,6 +107,23 @@ def test_build_is_what_a_run_trains(run_dir: Path, tmp_path: Path, monkeypatch: 
         assert (losses.sum() / len(losses)).item() == logged["train/loss"]
     finally:
         parts.close()
+
+
+def test_a_loaded_model_has_the_run_s_random_constants(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as random features in an attribute, which no checkpoint has. The caller's random numbers continue."""
+    built = lab.models.mlp.MLP.__init__
+
+    def with_constants(self: Any, *args: Any, **kwargs: Any) -> None:
+        built(self, *args, **kwargs)
+        self.constants = [torch.rand(3), np.random.rand(3), random.random()]
+
+    monkeypatch.setattr(lab.models.mlp.MLP, "__init__", with_constants)
+    parts = lab.build(lab.compose(SHORT))
+    parts.close()
+    before = torch.get_rng_state()
+    model: Any = lab.load_run(run_dir)[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert str(model.constants) == str(parts.model.constants)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         declares_no_rng,
         rng_bytes,
         seed_everything,
+        seeded,
         set_rng_bytes,
         set_rng_state,
         uses_no_rng,

@@ -26,6 +26,18 @@ def seed_everything(seed: int, stream: int = 0) -> None:
     torch.manual_seed(_seed_host(seed, stream))
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """In this block, draw the numbers on the CPU that follow seed_everything(seed). Afterwards, continue as before."""
+    cpu = torch.device("cpu")
+    before = rng_bytes(cpu)
+    torch.default_generator.manual_seed(_seed_host(seed, 0))
+    try:
+        yield
+    finally:
+        set_rng_bytes(before, cpu)
+
+
 def _seed_host(*key: int) -> int:
     """Seed Python and numpy from the key, and return a seed for torch."""
     # SeedSequence distinguishes (seed 0, stream 1) from (seed 1, stream 0); seed + stream would not
