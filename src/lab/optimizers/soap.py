@@ -24,8 +24,9 @@ class SOAP(Optimizer):
     One-dimensional parameters and dimensions larger than max_size are not rotated, so plain AdamW is used. As in the
     authors' code, the first step does not change the weights: it only computes the first basis, so that no gradient is
     rotated by a basis that was computed from it. basis_every: steps between updates of the basis, each by one power
-    iteration and a QR decomposition. On a GPU only the first step waits for the device, in torch.linalg.eigh. Raise
-    ConfigError if parameters are sharded.
+    iteration and a QR decomposition. The authors' code also sorts the basis by its eigenvalues before each update;
+    algorithm 4 does not, so the weights differ. On a GPU only the first step waits for the device, in
+    torch.linalg.eigh. Raise ConfigError if parameters are sharded.
     """
 
     uses_rng = False
