@@ -21,6 +21,7 @@ from samebits.testing.processes import called, importing
 
 pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+Pretrained = pytest.importorskip("lab.models.pretrained").Pretrained
 pytestmark = needs("src/lab/models/pretrained.py")
 H5ROWS = [sys.executable, "-m", "h5rows"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "a", "film", "very", "not", "the", "plot"]
@@ -96,7 +97,7 @@ def test_texts_are_packed_as_the_tokenizer_says(home: Path) -> None:
 
 def test_what_cannot_be_packed_is_one_line(tmp_path: Path, home: Path) -> None:
     for arguments, line in (
-        (("--as", "text=tokens"), "--tokenizer bytes: no file bytes; give a tokenizers JSON file, or a folder"),
+        (("--as", "text=tokens"), "--tokenizer bytes: bytes is missing; give a tokenizer.json or its folder"),
         (("--as", "text=text", "--length", "8"), "--length: limits token ids, so it needs --as COLUMN=tokens"),
     ):
         done = called([*H5ROWS, "pack", str(home / "texts.csv"), str(tmp_path / "out.h5"), *arguments], code=2)
@@ -137,6 +138,18 @@ def test_a_run_begins_with_the_folders_weights_and_ignores_padding(home: Path) -
     batch, rows = batch_of(home)
     wanted = torch.cat([theirs.eval()(input_ids=torch.tensor([row])).logits for row in rows])
     torch.testing.assert_close(parts.task.predict(parts.model.eval(), batch), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_decoder_that_classifies_reads_the_last_token(tmp_path: Path, home: Path) -> None:
+    """It searches for its own padding token, whatever pads the batch."""
+    config = {"vocab_size": 12, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "pad_token_id": 11}
+    transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**config)).save_pretrained(tmp_path)
+    model = Pretrained(str(tmp_path), "AutoModelForSequenceClassification", 2).eval()
+    batch, rows = batch_of(home)
+    mask = (torch.arange(8) < batch["x_length"][:, None]).long()
+    with torch.no_grad():
+        wanted = torch.cat([model.net(input_ids=torch.tensor([row])).logits for row in rows])
+        torch.testing.assert_close(model(input_ids=batch["x"], attention_mask=mask).logits, wanted)
 
 
 def test_a_causal_model_learns_to_go_on(tmp_path: Path, home: Path) -> None:
@@ -202,7 +215,7 @@ def test_what_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home:
             (folder / file).unlink()
         with pytest.raises(ConfigError, match=says):
             start_run(tmp_path / "run", *SMALL, *bert(home), f"model.folder={folder}")
-    with pytest.raises(ConfigError, match=r"model.layers: no linear layer is named q_proj; there are query, key"):
+    with pytest.raises(ConfigError, match=r"model.layers: no linear layer is named q_proj; names are query, key"):
         start_run(tmp_path / "run", *SMALL, *lora(home), "model.layers=[q_proj]")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"needs transformers, which is not installed - .*pip install .*transformers"):

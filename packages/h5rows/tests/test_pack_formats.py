@@ -452,7 +452,7 @@ def test_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert list(vocab) == sorted(set(TEXT))
     with pytest.raises(ConfigError, match="order of tokens"):
         run(tmp_path / "a.txt", shuffle=True)
-    with pytest.raises(ConfigError, match=r"x.json is missing; give bytes, chars, "):
+    with pytest.raises(ConfigError, match=r"x.json is missing; give a tokenizer.json or "):
         run(tmp_path / "a.txt", tokenizer="x.json")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):

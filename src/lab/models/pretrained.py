@@ -82,6 +82,10 @@ class Pretrained(nn.Module):
 
     def forward(self, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         """Return the model's output. attention_mask: (B, L), 1 for tokens, 0 for padding."""
+        padding = getattr(self.config, "pad_token_id", None)
+        if attention_mask is not None and padding is not None and "input_ids" in inputs:
+            # a decoder that classifies finds a text's last token by its own padding token
+            inputs["input_ids"] = inputs["input_ids"].masked_fill(attention_mask == 0, padding)
         if attention_mask is not None and self.bidirectional:
             # in the shape for attention: transformers would convert (B, L), but waits for the device to check if all
             # are 1

@@ -70,7 +70,9 @@ def tokenizer_file(name: str, length: int | None = None) -> Any:
     """Return the Tokenizer of a JSON file, or of a folder written by transformers. length: truncate ids to it."""
     file = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
     if not file.is_file():
-        raise ConfigError(f"tokenizer={name!r}: {file} is missing; give bytes, chars, a tokenizer.json or its folder")
+        raise ConfigError(
+            f"tokenizer={name!r}: {file} is missing; give a tokenizer.json or its folder (text files: bytes, chars too)"
+        )
     loaded = need("tokenizers", f"tokenizer={name!r}", "tokenizers").Tokenizer.from_file(str(file))
     loaded.no_padding()
     if length:
