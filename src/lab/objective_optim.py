@@ -25,7 +25,6 @@ class OptimNode:
 
     @property
     def target(self) -> str:
-        """The import path of the optimizer."""
         return str(self.optimizer["_target_"])
 
 

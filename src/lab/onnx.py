@@ -52,7 +52,6 @@ class Predictor(nn.Module):
         self.task, self.model, self.fields, self.names = task, model, fields, list[str]()
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs, each (B, ...)."""
         found = predicted(self.task, self.model, dict(zip(self.fields, values)))
         self.names = list(found)
         return tuple(found.values())
@@ -71,18 +70,15 @@ class Noted(dict[str, Tensor]):
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the field, or `default`."""
         return default if name not in self else self[name]  # noqa: SIM401 - notes the field
 
     def __iter__(self) -> Iterator[str]:  # also makes dict(batch) and {**batch} read each field
         return iter(super().keys())
 
     def items(self) -> Any:
-        """Return all fields."""
         return [(name, self[name]) for name in self]
 
     def values(self) -> Any:
-        """Return the values of all fields."""
         return [self[name] for name in self]
 
 

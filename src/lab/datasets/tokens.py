@@ -148,7 +148,6 @@ class NextToken:
         self.field = field
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
-        """Return the batch with x and y. Raise ConfigError if it lacks the field."""
         if self.field not in batch:
             raise ConfigError(f"data.transforms: NextToken.field={self.field!r}; the batch has {sorted(batch)}")
         tokens = batch[self.field]
@@ -171,7 +170,6 @@ class PaddedNextToken:
         self.field, self.longest = field, longest
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
-        """Return the batch with x and y. Raise ConfigError if the field has another shape."""
         lengths = batch.get(f"{self.field}_length")
         if lengths is None or self.field not in batch or batch[self.field].dim() != 2:
             raise ConfigError(

@@ -32,7 +32,6 @@ class CrossEntropy:
         self.label_smoothing = label_smoothing
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the losses, (B,). Raise ConfigError if shapes, dtypes or labels do not fit."""
         if "y" not in batch:
             raise ConfigError(f"the batch has no field 'y', only {sorted(batch)}: add the target to data.fields")
         target = batch["y"]

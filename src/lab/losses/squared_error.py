@@ -17,7 +17,6 @@ class SquaredError:
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the errors, (B,). Raise ConfigError if the shapes differ."""
         if "y" not in batch:
             raise ConfigError(f"the batch has no field 'y', only {sorted(batch)}: add the target to data.fields")
         target = batch["y"]

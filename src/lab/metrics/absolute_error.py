@@ -16,7 +16,6 @@ class AbsoluteError:
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the errors, (B,). Raise ConfigError if the shapes differ."""
         target = batch["y"]
         flat = output.dim() == 2 and output.shape[0] == target.shape[0] and output.numel() == target.numel()
         if target.shape != output.shape and not flat:  # never broadcast: (B, 1) - (B,) would be (B, B)

@@ -17,5 +17,4 @@ class Linear(Constant):
     final: Share
 
     def after(self, progress: float, done: float) -> float:
-        """Return the factor after the warmup."""
         return 1 - (1 - self.final) * progress

@@ -21,7 +21,6 @@ class LabelMap:
         self.field, self.target, self.threshold = field, target, threshold
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        """Return the batch with label maps. Raise ConfigError if it lacks the images."""
         if self.target not in batch:
             return batch
         if self.field not in batch:

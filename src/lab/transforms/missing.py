@@ -30,7 +30,6 @@ class FillMissing:
         self._index = OnDevices(torch.tensor(self.columns, dtype=torch.int64))
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        """Return the batch with the filled field. Raise ConfigError if it is missing or has another shape or dtype."""
         x, what = batch.get(self.field), f"data.transforms: FillMissing.field={self.field!r}"
         if x is None:
             raise ConfigError(f"{what}; the batch has {sorted(batch)}")

@@ -30,7 +30,6 @@ class Mixup:
         self._quantiles, self._draws = OnDevices(_beta_quantiles(alpha)), SampleRNG(seed, "Mixup")
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        """Return the mixed batch. Raise ConfigError if fields or the batch size do not fit."""
         if missing := [field for field in (self._field, self._target) if field not in batch]:
             raise ConfigError(
                 f"data.transforms: Mixup requires the field {missing[0]!r}, but the batch has {sorted(batch)}"

@@ -47,7 +47,6 @@ class View:
         self.augment = compose(augment.values(), training=True)
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        """Return the batch with the view. Raise ConfigError if it lacks the field."""
         if self.field not in batch:
             raise ConfigError(f"data.transforms: View.field={self.field!r}; the batch has {sorted(batch)}")
         one = {self.field: batch[self.field]}

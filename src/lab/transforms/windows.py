@@ -29,7 +29,6 @@ class CenterWindow:
         return spare // 2
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        """Return the batch with fields (B, size, ...). Raise ConfigError if a field is missing or has no steps."""
         cut = dict(batch)
         for field in self.fields:
             name = f"data.transforms: {type(self).__name__}.field={field!r}"
