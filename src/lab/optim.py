@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Protocol, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +22,8 @@ from samebits.torch_private import lean_step, needs_no_closure
 
 # factor(step, total_steps) -> learning rate of step `step` / peak rate. step: from 0, including skipped steps
 Factor = Callable[[int, int], float]
-
-
 Named = Sequence[tuple[str, nn.Parameter]]
-
-
-class HasGroups(Protocol):
-    """An optimizer, or several as samebits.checkpoints.Optimizers."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups."""
+Steps = Optimizer | Optimizers  # one optimizer, or one for each objective
 
 
 def trainable(modules: Iterable[tuple[str, nn.Module]]) -> Named:
@@ -134,7 +125,7 @@ def largest(node: Any, name: str) -> float:
     return max([node.get(name) or 0.0, *(largest(inner, name) for inner in node.values())])
 
 
-def check_optimizer(saved: list[dict[str, Any]], optimizer: HasGroups, kind: str) -> None:
+def check_optimizer(saved: list[dict[str, Any]], optimizer: Steps, kind: str) -> None:
     """Raise ConfigError if a checkpoint's param_groups do not fit `optimizer`.
 
     saved: param_groups of the checkpoint. kind: the optimizer class's name, for the message."""
@@ -182,12 +173,13 @@ class Schedule:
     """
 
     def __init__(
-        self, optimizer: HasGroups, factor: Factor, total_steps: int, own: Mapping[str, Factor] | None = None
+        self, optimizer: Steps, factor: Factor, total_steps: int, own: Mapping[str, Factor] | None = None
     ) -> None:
         # at least 1, because factors divide by it; trainer.max_steps=0 scores the initial weights
-        self.optimizer, self.factor, self.total_steps = optimizer, factor, max(1, total_steps)
-        self.own = dict(own or {})
-        named: Mapping[str, HasGroups] = optimizer if isinstance(optimizer, Optimizers) else {"": optimizer}
+        self.optimizer, self.total_steps = optimizer, max(1, total_steps)
+        self.factor: Any = factor
+        self.own: dict[str, Any] = dict(own or {})
+        named: Mapping[str, Steps] = optimizer if isinstance(optimizer, Optimizers) else {"": optimizer}
         self.objectives = [name for name, one in named.items() for _ in one.param_groups]  # of each group
         self.peak = named.get("", optimizer).param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
@@ -249,32 +241,16 @@ class Schedule:
         if follows_scores(self.factor) and "factor" in state:
             self.factor.load_state_dict(state["factor"])
         for name, held in state.get("objectives", {}).items():
-            if follows_scores(factor := self.own.get(name)):
-                factor.load_state_dict(held)
+            if name in self.own and follows_scores(self.own[name]):
+                self.own[name].load_state_dict(held)
         if "last_lr" in state:
             self.last_lr = state["last_lr"]
         else:  # an old checkpoint
             self.last_lr = self.peak * self.factor(max(0, state["updates"] - 1), self.total_steps)
 
 
-class ScoreFactor(Protocol):
-    """A factor that follows the monitored score. Its state is saved, and is the same on all ranks."""
-
-    def __call__(self, step: int, total_steps: int) -> float:
-        """Return the factor of the peak rate in this step."""
-
-    def on_score(self, score: float, step: int, total_steps: int) -> bool:
-        """Take the score of an evaluation before step `step`, less is better. Return whether the factor has changed."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state from a checkpoint."""
-
-
-def follows_scores(factor: Any) -> TypeGuard[ScoreFactor]:
-    """Return whether a factor follows the monitored score. factor: an object or its class."""
+def follows_scores(factor: Any) -> bool:
+    """Return whether a factor follows the monitored score, as Plateau does. factor: an object or its class."""
     return hasattr(factor, "on_score")
 
 
