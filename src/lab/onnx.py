@@ -19,6 +19,7 @@ from lab.checks import predicted
 from lab.project import PROJECT
 from lab.restore import restore
 from lab.tasks.base import Task
+from lab.transforms.spec import dtype_name
 from samebits.checkpoints import check_target, run_directory
 from samebits.errors import ConfigError, RunFailed, first_line
 from samebits.extras import need
@@ -139,7 +140,7 @@ def export_onnx(
                 ) from error
             for part in sorted(folder.iterdir(), reverse=True):  # the file with the weights first
                 part.replace(target.parent / part.name)
-    shapes = {name: f"{dtype(value)} (batch{''.join(f', {n}' for n in value.shape[1:])})"
+    shapes = {name: f"{dtype_name(value.dtype)} (batch{''.join(f', {n}' for n in value.shape[1:])})"
               for name, value in zip(noted.read, values) if name in used}  # fmt: skip
     return Exported(run.file, shapes, whole.names, difference, sizes)
 
@@ -207,8 +208,8 @@ def compared(file: Path, whole: Predictor, values: list[Tensor], expected: tuple
         found, wanted = torch.as_tensor(there), here.detach()
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             raise RunFailed(
-                f"--to onnx: the output {name} is {dtype(found)} {tuple(found.shape)}, but the model's is "
-                f"{dtype(wanted)} {tuple(wanted.shape)}; nothing was written"
+                f"--to onnx: the output {name} is {dtype_name(found.dtype)} {tuple(found.shape)}, but the model's is "
+                f"{dtype_name(wanted.dtype)} {tuple(wanted.shape)}; nothing was written"
             )
         apart = (found.double() - wanted.double()).abs()
         apart = apart[~(found.isnan() & wanted.isnan()) & (found != wanted)]  # inf - inf is NaN
@@ -222,8 +223,3 @@ def compared(file: Path, whole: Predictor, values: list[Tensor], expected: tuple
             )
         largest = max(largest, most)
     return largest
-
-
-def dtype(value: Tensor) -> str:
-    """Return the dtype as text, such as float32."""
-    return str(value.dtype).removeprefix("torch.")

@@ -114,7 +114,7 @@ FORWARD: list[tuple[Any, Any, dict[str, Tensor], str]] = [  # model, criterion, 
         for module, shape in MODULES.values() for kind, dtype in (("float64", torch.float64), ("int64", torch.int64))
     ),
     (nn.Linear(4, 3), lambda output, batch: F.linear(output, batch["w"]), {"x": X, "w": torch.ones(1, 3).double()}, r"^data: field 'w' is float64, and the model's weights are float32"),
-    (nn.Linear(4, 3), lambda output, batch: batch["S"] - output, {"x": X}, r"^the batch has no field 'S', only \['x'\]: name it in data\.fields$"),
+    (nn.Linear(4, 3), CrossEntropy(0.0), {"x": X}, r"^the batch has no field 'y', only \['x'\]: name it in data\.fields$"),
     (nn.Linear(4, 3), lambda output, batch: batch["sample_id"], {"x": X}, "or set `needs_sample_ids = True` in the task$"),
 ]  # fmt: skip
 

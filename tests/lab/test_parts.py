@@ -191,22 +191,20 @@ def _logits(*shape: int) -> Tensor:
         (CrossEntropy(0.0), _logits(4, C), torch.full((4,), -1), r"the label -1"),
         (CrossEntropy(0.0), _logits(4, C), torch.full((4,), -100), r"the label -100"),
         (CrossEntropy(0.0), _logits(4), torch.zeros(4, dtype=torch.int64), "one integer label"),
-        (CrossEntropy(0.0), _logits(4, C), None, r"no field 'y'.*data\.fields"),
         (SquaredError(), _logits(4, C), torch.zeros(4, dtype=torch.int64), "task=classification"),
         (SquaredError(), _logits(4, C), torch.zeros(4), "num_outputs"),
         (SquaredError(), _logits(4, 1), torch.zeros(1, 4), "num_outputs"),
         (SquaredError(), _logits(4, 2, 3), torch.zeros(4, 3, 2), "num_outputs"),
-        (SquaredError(), _logits(4, C), None, r"no field 'y'.*data\.fields"),
         (Accuracy(), _logits(4, C), torch.zeros(4), "task=regression"),
         (Accuracy(), _logits(4, C), torch.zeros(4, 2, dtype=torch.int64), "one integer label"),
         (AbsoluteError(), _logits(4, C), torch.zeros(4, dtype=torch.int64), "task=classification"),
         (AbsoluteError(), _logits(4, 1), torch.zeros(1, 4), "num_outputs"),
     ],
 )
-def test_mismatches_say_what_to_change(call: object, output: Tensor, y: Tensor | None, says: str) -> None:
+def test_mismatches_say_what_to_change(call: object, output: Tensor, y: Tensor, says: str) -> None:
     assert callable(call)
     with pytest.raises(ConfigError, match=says):
-        call(output, {"x": output} if y is None else {"y": y})
+        call(output, {"y": y})
 
 
 def test_label_smoothing_is_a_share() -> None:

@@ -17,21 +17,19 @@ class SquaredError:
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        if "y" not in batch:
-            raise ConfigError(f"the batch has no field 'y', only {sorted(batch)}: add the target to data.fields")
-        target = batch["y"]
-        flat = output.dim() == 2 and output.shape[0] == target.shape[0] and output.numel() == target.numel()
-        if target.shape != output.shape and not flat:  # never broadcast: (B, 1) - (B,) would be (B, B)
-            raise ConfigError(
-                f"SquaredError cannot compare predictions of shape {tuple(output.shape)} with batch['y'] of shape "
-                f"{tuple(target.shape)}: set model.num_outputs to the number of elements of one target"
-                + (
-                    ", or choose task=classification, because they are integers"
-                    if not target.is_floating_point()
-                    else ""
-                )
-            )
-        batch_size = len(target)
-        if output.element_size() < 4:  # half precision: squares overflow or vanish
-            output = output.float()
-        return (output.reshape(batch_size, -1) - target.reshape(batch_size, -1)).square().mean(1)
+        return differences("SquaredError", output, batch["y"]).square().mean(1)
+
+
+def differences(whose: str, output: Tensor, target: Tensor) -> Tensor:
+    """Return output - target, (B, N), in float32 or wider: squares of half precision overflow or vanish.
+
+    whose: name of the loss or metric, for the message. Raise ConfigError if the shapes differ."""
+    flat = output.dim() == 2 and output.shape[0] == target.shape[0] and output.numel() == target.numel()
+    if target.shape != output.shape and not flat:  # never broadcast: (B, 1) - (B,) would be (B, B)
+        integers = ", or choose task=classification, because they are integers" * (not target.is_floating_point())
+        raise ConfigError(
+            f"{whose} cannot compare predictions of shape {tuple(output.shape)} with batch['y'] of shape "
+            f"{tuple(target.shape)}: set model.num_outputs to the number of elements of one target{integers}"
+        )
+    wide = output.float() if output.element_size() < 4 else output
+    return wide.reshape(len(target), -1) - target.reshape(len(target), -1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from samebits.errors import ConfigError
+from lab.losses.squared_error import differences
 
 
 class AbsoluteError:
@@ -16,15 +16,4 @@ class AbsoluteError:
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        target = batch["y"]
-        flat = output.dim() == 2 and output.shape[0] == target.shape[0] and output.numel() == target.numel()
-        if target.shape != output.shape and not flat:  # never broadcast: (B, 1) - (B,) would be (B, B)
-            raise ConfigError(
-                f"AbsoluteError cannot compare predictions of shape {tuple(output.shape)} with batch['y'] of shape "
-                f"{tuple(target.shape)}: set model.num_outputs to the number of elements of one target, "
-                "or choose task=classification"
-            )
-        batch_size = len(target)
-        if output.element_size() < 4:
-            output = output.float()
-        return (output.reshape(batch_size, -1) - target.reshape(batch_size, -1)).abs().mean(1)
+        return differences("AbsoluteError", output, batch["y"]).abs().mean(1)
