@@ -594,7 +594,7 @@ NAMES: list[tuple[Any, ...]] = [
     ("samebits/data/loading/samples.py", "seed_sample(self._seed, number)", "seed_sample(self._seed, row)",
      "packages/samebits/tests/data/test_workers.py::test_numbers_depend_on_the_sample_only"),
     ("samebits/data/counter.py", "torch.log1p(-radius)", "torch.log(radius)",
-     "tests/lab/test_transforms.py::test_normal_numbers_are_finite_at_the_ends_of_the_uniform_ones"),
+     "packages/samebits/tests/data/test_sample_rng.py::test_normal_numbers_are_finite_at_the_ends_of_the_uniform_ones"),
     ("samebits/data/loading/loader.py", "yield from drain(held)\n            yield from rest",
      "yield from rest\n            yield from drain(held)",
      "packages/samebits/tests/data/test_loader.py::test_the_first_batch_can_be_looked_at_before"),
@@ -659,7 +659,7 @@ NAMES: list[tuple[Any, ...]] = [
     ("samebits/parallel/fsdp.py", "model.set_requires_gradient_sync(True)", "model.set_requires_gradient_sync(False)",
      "packages/samebits/tests/parallel/test_without_sync.py::test_gradients_are_reduced_again_after_a_block_without"),
     ("samebits/steps/skipping.py", "torch.where(skipped.to(value.device) > 0, before, value)",
-     "torch.where(skipped.to(value.device) > 0, value, before)", "tests/lab/test_skipping.py::test_unless"),
+     "torch.where(skipped.to(value.device) > 0, value, before)", "packages/samebits/tests/test_steps.py::test_unless"),
     # ---- sweeps
     ("samebits/sweeps/ledger.py", '"objectives": [dict(objective) for objective in objectives]',
      '"objectives": [dict(objective) for objective in self.objectives]',

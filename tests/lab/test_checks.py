@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn import utils
 from torch.nn.utils import prune
-from torch.utils.data import Dataset
 
 import lab.losses.cross_entropy
 import lab.metrics.accuracy
@@ -31,57 +30,14 @@ from lab.objective import forward_loss
 from lab.tasks.base import Task, TaskRun
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import BufferChecks
-from samebits.data import check_indexed
 from samebits.device import resolve_hardware
 from samebits.errors import ConfigError, RunFailed
-from samebits.per_sample import check_per_sample, first_samples
 from samebits.status import read_failure
 from samebits.testing import compose, last_checkpoint, start_run, values
 from samebits.world import RankLauncher
 
 CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP
 SHORT = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", "trainer.eval_every=2", "hardware.micro_batch_size=33")
-
-
-# ---- shapes
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(32), torch.zeros(4, 8), torch.zeros(()), torch.zeros(3)])
-def test_a_value_a_sample_or_an_error(wrong: Tensor) -> None:
-    check_per_sample(torch.zeros(4), 4, "task.criterion")
-    with pytest.raises(ConfigError, match=r"^task\.criterion: must return one value per sample, \(B,\) = \(4,\), but "):
-        check_per_sample(wrong, 4, "task.criterion")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kind"),
-    [
-        (None, "None"),
-        *((one, f"a value of type {type(one).__name__}") for one in (0.5, [1], {"a": 1}, torch.zeros(4).numpy())),
-    ],
-)
-def test_what_is_not_a_tensor_is_named(wrong: Any, kind: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_per_sample(wrong, 4, "task.metrics.own")
-    said = "must return one value per sample, (B,) = (4,), but returned"
-    assert str(error.value) == f"task.metrics.own: {said} {kind}: return a torch.Tensor"
-
-
-def test_a_broadcast_is_not_to_be_averaged_away() -> None:
-    output, target = torch.zeros(4, 1), torch.zeros(4)
-    with pytest.raises(ConfigError, match=r"shape \(4, 4\) - \(B, 1\) and \(B,\) broadcast to \(B, B\)"):
-        check_per_sample((output - target).square(), 4, "task")
-
-
-def test_first_samples_of_nested_outputs() -> None:
-    value = {"a": torch.arange(5), "b": (torch.zeros(5, 2), torch.tensor(3)), "c": list("abcde"), "d": "abcde"}
-    cut = first_samples(value, 5, 2)
-    assert cut["a"].tolist() == [0, 1]
-    assert cut["b"][0].shape == (2, 2)
-    assert cut["b"][1] == 3
-    assert cut["c"] == ["a", "b"]
-    assert cut["d"] == "abcde"
-    assert first_samples(value, 5, 5) is value
 
 
 # ---- types, fields and outputs
@@ -283,38 +239,6 @@ def test_a_rank_that_aborts_is_told_the_likely_cause(tmp_path: Path) -> None:
     assert page in message and "trainer.pad_eval_batches=true" in section  # noqa: PT018
 
 
-# ---- datasets
-
-
-class NoLength(Dataset[Any]):
-    def __getitem__(self, i: int) -> Any:
-        return {}
-
-
-class NoItems:
-    def __len__(self) -> int:
-        return 9
-
-
-class Endless(NoLength):
-    def __len__(self) -> int:
-        return 10**9
-
-
-def test_a_dataset_without_length_or_samples_is_told_the_way_out() -> None:
-    for kind in (NoLength, NoItems):
-        with pytest.raises(ConfigError, match=rf"^data: {kind.__name__} has no __\w+__.*10\*\*9.*for a stream.*pack"):
-            check_indexed(kind())
-    check_indexed(Endless())
-
-
-@pytest.mark.parametrize("value", [None, 12.5, -1, 10**20])
-def test_a_length_that_is_no_count_of_samples_is_one_line(value: object) -> None:
-    kind = type("Odd", (NoItems,), {"__len__": value and (lambda self: value), "__getitem__": lambda self, i: i})
-    with pytest.raises(ConfigError, match=r"^data: len\(Odd\) fails: .* - return the number of samples from __len__"):
-        check_indexed(kind())
-
-
 # ---- what a checkpoint does not hold
 
 
@@ -413,76 +337,6 @@ def test_a_model_whose_parts_refer_to_it_is_searched_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(nn.Module, "named_children", lambda self: visits.append(self) or found(self))
     check_registered("model", model)
     assert len(visits) <= 3 * 21
-
-
-def test_what_a_model_changes_is_told() -> None:
-    model = nn.Sequential(nn.Linear(1, 1))
-    scale: Any = torch.ones(1)
-    model[0].scale, model[0].cache = scale, None  # type: ignore[assignment]
-    checks = BufferChecks(model, None, model=model)
-    model[0].cache = torch.ones(2)
-    assert checks.unsaved() is None
-    model[0].cache, model[0].scale = torch.ones(3), scale * 0.9
-    told = checks.unsaved() or ""
-    assert told.startswith("the model changes tensors that are not in a checkpoint (0.scale)")
-    assert checks.unsaved() is None
-    model[0].random = torch.Generator()
-    checks = BufferChecks(model, None, model=model)
-    assert checks.unsaved() is None
-    torch.rand(1, generator=model[0].random)
-    assert "(0.random): a resumed run" in (checks.unsaved() or "")
-
-
-def test_activations_that_a_model_keeps_are_not_told() -> None:
-    """Also after an evaluation, and of another size: they are computed before they are read."""
-    model = nn.Sequential(nn.Linear(2, 2))
-    layer: Any = model[0]
-    layer.loss, layer.shown = torch.zeros(()), torch.zeros(1)
-    checks = BufferChecks(model, None, model=model)
-    for x in (torch.ones(3, 2), torch.ones(4, 2)):
-        output = model(x)
-        layer.loss, layer.shown = output.sum(), output.detach()
-        assert checks.unsaved() is None
-    layer.loss = layer.loss.detach() + 1
-    assert checks.unsaved() is None
-
-
-def test_what_a_criterion_changes_is_told_once() -> None:
-    criterion = Plain(torch.zeros(3))
-    checks = BufferChecks(nn.Linear(1, 1), criterion)
-    assert checks.unsaved() is None
-    criterion.held = torch.zeros(3)  # a copy of what it was, such as one on the device
-    criterion.later = torch.ones(2)  # type: ignore[attr-defined]
-    assert checks.unsaved() is None
-    criterion.later += 1  # type: ignore[attr-defined]
-    criterion.held = torch.ones(3)
-    assert "tensors that are not in a checkpoint (held, later)" in (checks.unsaved() or "")
-    criterion.held += 1
-    assert checks.unsaved() is None
-
-
-@pytest.mark.parametrize(
-    ("start", "then", "fails"),
-    [
-        (0.0, 1.0, False),
-        (0.0, math.inf, True),
-        (0.0, math.nan, True),
-        (-math.inf, math.inf, False),
-        (-math.inf, 0.0, False),
-        (-math.inf, math.nan, True),
-        (math.nan, math.nan, False),
-    ],
-)
-def test_a_buffer_may_be_what_it_was_built_as(start: float, then: float, fails: bool) -> None:
-    model = nn.Linear(1, 1)
-    model.register_buffer("mask", torch.tensor([0.0, start]))
-    checks = BufferChecks(model, None)
-    model.mask = torch.tensor([0.0, then])
-    if fails:
-        with pytest.raises(RunFailed, match="buffer mask is not finite at step 7"):
-            checks.check_finite(model, 7)
-    else:
-        checks.check_finite(model, 7)
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import torch
 from common import QUICK, ROOT
 
 import lab.environment
-from samebits.host import memory_limit
 from samebits.testing import start_run
 from samebits.testing.processes import called
 
@@ -117,17 +116,3 @@ def test_a_gpu_that_torch_cannot_use_is_explained(two_gpus: None, monkeypatch: p
     monkeypatch.setattr(torch.version, "cuda", None)
     text = lab.environment.facts_text(lab.environment.facts())
     assert text.endswith("gpu        none, although driver 570.86 is loaded: this build of torch is without CUDA")
-
-
-@pytest.mark.parametrize(("limits", "expected"), [(("max", "4096"), 4096), (("8192", "4096"), 4096), (("max",), None)])
-def test_the_memory_limit_is_the_smallest_of_all_levels(
-    tmp_path: Path, limits: tuple[str, ...], expected: int | None
-) -> None:
-    folder = tmp_path / "cgroup"
-    for name, limit in zip(("job", "."), limits):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "memory.max").write_text(f"{limit}\n")
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("0::/job\n")
-    (tmp_path / "self/mountinfo").write_text(f"1 0 0:1 / {folder} rw - cgroup2 cgroup2 rw\n")
-    assert memory_limit(tmp_path) == expected

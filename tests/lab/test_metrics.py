@@ -208,20 +208,6 @@ def test_ranks_change_nothing(tmp_path: Path, ends: list[int]) -> None:
     on_ranks(work, tmp_path / "ranks", ranks=len(ends))
 
 
-@pytest.mark.slow
-def test_tensors_of_any_kind_are_gathered(tmp_path: Path) -> None:
-    kinds = [torch.tensor([[1.5, -2.0]]), torch.zeros(0, 7, dtype=torch.int16), torch.tensor(True)]
-
-    def work(world: World, folder: Path) -> None:
-        for shift in range(3):
-            given = kinds[shift:] + kinds[:shift]
-            for mine, part in zip(given, world.all_gather(given[world.rank]), strict=True):
-                assert (part.dtype, part.shape) == (mine.dtype, mine.shape)
-                assert torch.equal(part, mine)
-
-    on_ranks(work, tmp_path / "ranks", ranks=3)
-
-
 # ---- in a run
 
 METRICS = (

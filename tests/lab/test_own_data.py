@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -27,9 +26,7 @@ import lab.models.mlp as mlp
 from lab.metrics.base import SummedMetric
 from lab.transforms.fields import ToFloat
 from samebits.data import check_same_data
-from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
-from samebits.process import options_without_effect
 from samebits.testing import compose, result, start_run
 from samebits.testing.processes import slow
 
@@ -309,26 +306,6 @@ def test_an_own_argument_may_be_called_splits_or_parts(value: str) -> None:
     assert set(first_batches(*own(Named, "+data.how=numpy", f"+data.splits={value}", f"+data.parts={value}"))) == {
         "train", "val", "test",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("given", "device", "dataset", "model", "said"),
-    [
-        ({"deterministic": True, "cudnn_benchmark": True}, "cpu", Drawn, nn.Linear(2, 2), "has no effect"),
-        ({"deterministic": True}, "cuda", Collating, nn.Conv2d(1, 1, 1), None),
-        ({}, "cuda", Collating, nn.Conv2d(1, 1, 1), "set hardware.cudnn_benchmark=false"),
-        ({"cudnn_benchmark": False}, "cuda", Collating, nn.Conv2d(1, 1, 1), None),
-        ({}, "cuda", Collating, nn.Linear(2, 2), None),
-        ({}, "cuda", Drawn, nn.Conv2d(1, 1, 1), None),
-        ({}, "cpu", Drawn, nn.Linear(2, 2).double(), "float64 weights"),
-    ],
-)
-def test_values_without_effect_and_hidden_costs_are_told(
-    given: dict[str, bool], device: str, dataset: type, model: nn.Module, said: str | None
-) -> None:
-    run: Any = SimpleNamespace(hardware=SimpleNamespace(device=device))
-    lines = options_without_effect(run, model, dataset, HardwareConfig(**given))
-    assert [said in line for line in lines] == [True] if said else lines == []
 
 
 def test_float64_fields_that_become_float32_are_told() -> None:

@@ -21,8 +21,7 @@ from lab.predict import predict as write
 from lab.program import PROGRAM
 from lab.restore import score_checkpoint
 from lab.transforms.fields import compose as transformed
-from samebits.errors import ConfigError, RunFailed
-from samebits.predictions import Part, assemble
+from samebits.errors import ConfigError
 from samebits.targets import construct
 from samebits.testing import start_run
 from samebits.testing.processes import called, limit, processes_with, wait_for
@@ -186,16 +185,6 @@ def test_ctrl_c_leaves_nothing(runs: list[Path], tmp_path: Path) -> None:
     wait_for(lambda: not processes_with(str(out)))
     assert not list(tmp_path.iterdir())
     assert not processes_with(str(out))
-
-
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        RunFailed, match=rf"^predictions cannot be written to {tmp_path}: No such file.* another --out$"
-    ):
-        Part(tmp_path / "missing" / "0.h5")
-    Part(tmp_path / "0.h5").close()
-    with pytest.raises(RunFailed, match=r"out\.h5: cannot be written: No such file or directory$"):
-        assemble([tmp_path / "0.h5"], tmp_path / "missing" / "out.h5", {})
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])

@@ -19,7 +19,6 @@ from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import save_checkpoint
 from samebits.errors import RunFailed
-from samebits.steps import restore_if, takes_found_inf
 from samebits.testing import (
     SMALL,
     WAYS,
@@ -215,16 +214,6 @@ def test_batch_norm_forgets_a_skipped_step(tmp_path: Path, monkeypatch: pytest.M
     TaskTests().test_a_skipped_step_changes_nothing(tmp_path, monkeypatch, run, 1)
 
 
-def test_unless() -> None:
-    net = torch.nn.BatchNorm1d(2)
-    for skipped, wanted in ((None, 5.0), (torch.zeros(()), 5.0), (torch.ones(()), 1.0)):
-        with torch.no_grad():
-            net.weight.fill_(1.0), net.running_var.fill_(1.0)  # type: ignore[union-attr]
-            with restore_if(skipped, [*net.parameters(), *net.buffers()]):
-                net.weight.fill_(5.0), net.running_var.fill_(5.0)  # type: ignore[union-attr]
-        assert net.weight.tolist() == net.running_var.tolist() == [wanted, wanted]  # type: ignore[union-attr, operator]
-
-
 @pytest.mark.usefixtures("poisoned")
 def test_means_are_over_the_steps_that_were_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of a loss whose name has a slash."""
@@ -297,17 +286,6 @@ def test_a_run_of_an_older_version_goes_on_by_its_step(tmp_path: Path, monkeypat
     line = "the learning rate continues at step 7 of the schedule, not 5 (2 skipped)"
     assert (tmp_path / "train.log").read_text().count(line) == 1
     assert values(tmp_path, "train/lr") == pytest.approx([rate(step) for step in range(10)])
-
-
-def test_which_optimizers_need_not_be_asked() -> None:
-    def of(make: Any, **options: Any) -> Any:
-        return make([torch.nn.Parameter(torch.ones(2))], lr=0.1, **options)
-
-    for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
-        assert takes_found_inf(of(make, fused=True))
-        assert not takes_found_inf(of(make))
-    assert not takes_found_inf(of(torch.optim.SGD, momentum=0.9, dampening=0.1, fused=True))
-    assert not takes_found_inf(of(torch.optim.RMSprop))
 
 
 def large(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -20,10 +20,8 @@ from lab.tasks.contrastive import Contrastive
 from samebits.checkpoints import load_checkpoint
 from samebits.children import run_in_subprocess
 from samebits.device import resolve_hardware
-from samebits.errors import ConfigError, RunFailed
+from samebits.errors import ConfigError
 from samebits.testing import SMALL, WAYS, TaskTests, compose, start_run
-from samebits.testing.processes import on_ranks
-from samebits.world import World, gather_in_order, gather_rows
 
 RUN = (
     "task=contrastive", "model.num_outputs=32", "model.hidden=[32]", "task.projector.hidden=[32]",
@@ -80,51 +78,6 @@ def test_two_ranks_are_tried_and_counted_with_the_whole_batch(tmp_path: Path, mo
     assert [rate for rate, _ in tried[0]] == tune.LR_RATES
     assert tried[0] == tried[1]
     assert counted[0] == pytest.approx(counted[1])
-
-
-# ---- samebits.world.gather_rows
-
-
-def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
-    """Each rank's loss depends on all rows; the rows' gradients are those of the sum of these losses. Uneven rows are
-    refused on all ranks."""
-    alone = torch.randn(3, 2)
-    assert gather_rows(alone) == (alone, 0)
-
-    def loss_of(rank: int, rows: torch.Tensor) -> torch.Tensor:
-        return ((rank + 1) * rows.square() * torch.arange(1.0, 5)[:, None]).sum()
-
-    def work(world: World, folder: Path) -> None:
-        own = torch.full((2, 3), world.rank + 1.0, requires_grad=True)
-        rows, first = gather_rows(own)
-        assert first == 2 * world.rank
-        assert torch.equal(rows, torch.tensor([1.0, 1, 2, 2])[:, None].expand(4, 3))
-        loss_of(world.rank, rows).backward()
-        leaf = rows.detach().requires_grad_()
-        sum(loss_of(rank, leaf) for rank in range(world.size)).backward()  # type: ignore[union-attr]
-        torch.testing.assert_close(own.grad, leaf.grad[first : first + 2])  # type: ignore[index]
-        with torch.no_grad():
-            assert not gather_rows(own)[0].requires_grad
-
-        with pytest.raises(RunFailed, match=rf"rank {world.rank} gathers {3 - world.rank} rows, other ranks 2 to 3"):
-            gather_rows(torch.zeros(3 - world.rank, 2))
-
-    on_ranks(work, tmp_path / "work")
-
-
-def test_rows_in_the_order_of_the_samples(tmp_path: Path) -> None:
-    ids = torch.tensor([4, 1, 3, 0, 5, 2])
-    rows = 10.0 * ids[:, None]
-    assert torch.equal(gather_in_order(rows, ids)[:, 0], 10.0 * torch.arange(6))
-
-    def work(world: World, folder: Path) -> None:
-        own = slice(world.rank, None, world.size)
-        gathered = gather_in_order(rows[own].requires_grad_(), ids[own])
-        assert torch.equal(gathered[:, 0], 10.0 * torch.arange(6))
-        assert not gathered.requires_grad
-
-    on_ranks(work, tmp_path / "work")
-    on_ranks(work, tmp_path / "three", 3)
 
 
 # ---- what cannot be

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from samebits.code.environment import record_machine
-from samebits.host import gpu, machine
+from samebits.host import gpu, machine, memory_limit
 
 GPU = torch.device("cuda", 0)
 UUID = "11111111-2222-3333-4444-555555555555"
@@ -128,3 +128,17 @@ def test_on_a_cpu() -> None:
     text = machine.machine_line(machine.machine_facts(torch.device("cpu")))
     assert f"torch {torch.__version__}" in text
     assert "None" not in text
+
+
+@pytest.mark.parametrize(("limits", "expected"), [(("max", "4096"), 4096), (("8192", "4096"), 4096), (("max",), None)])
+def test_the_memory_limit_is_the_smallest_of_all_levels(
+    tmp_path: Path, limits: tuple[str, ...], expected: int | None
+) -> None:
+    folder = tmp_path / "cgroup"
+    for name, limit in zip(("job", "."), limits):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/job\n")
+    (tmp_path / "self/mountinfo").write_text(f"1 0 0:1 / {folder} rw - cgroup2 cgroup2 rw\n")
+    assert memory_limit(tmp_path) == expected

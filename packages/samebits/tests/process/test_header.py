@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from samebits.device import HardwareConfig, resolve_hardware
-from samebits.process import header
+from samebits.process import header, options_without_effect
 from samebits.profiling import SampleCost
 from samebits.world import World
 
@@ -46,3 +46,32 @@ def test_nan_in_a_config_is_no_change_of_a_resume(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(header, "codes_of", lambda _: [None])
     project: Any = None
     assert header.changes_of_resume(project, tmp_path) == "optim.lr 0.2 -> 0.1"
+
+
+class Rows:
+    pass
+
+
+class Packs(Rows):
+    def collate(self, samples: Any) -> Any:
+        return samples
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "dataset", "model", "said"),
+    [
+        ({"deterministic": True, "cudnn_benchmark": True}, "cpu", Rows, nn.Linear(2, 2), "has no effect"),
+        ({"deterministic": True}, "cuda", Packs, nn.Conv2d(1, 1, 1), None),
+        ({}, "cuda", Packs, nn.Conv2d(1, 1, 1), "set hardware.cudnn_benchmark=false"),
+        ({"cudnn_benchmark": False}, "cuda", Packs, nn.Conv2d(1, 1, 1), None),
+        ({}, "cuda", Packs, nn.Linear(2, 2), None),
+        ({}, "cuda", Rows, nn.Conv2d(1, 1, 1), None),
+        ({}, "cpu", Rows, nn.Linear(2, 2).double(), "float64 weights"),
+    ],
+)
+def test_values_without_effect_and_hidden_costs_are_told(
+    given: dict[str, bool], device: str, dataset: type, model: nn.Module, said: str | None
+) -> None:
+    run: Any = SimpleNamespace(hardware=SimpleNamespace(device=device))
+    lines = options_without_effect(run, model, dataset, HardwareConfig(**given))
+    assert [said in line for line in lines] == [True] if said else lines == []

@@ -86,3 +86,13 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_work(
     with pytest.raises(ConfigError, match=r"/m.pt: must be a file in an existing folder that you can write to"):
         trained.check_target(tmp_path, tmp_path / "m.pt", overwrite=False)
     assert file_error(PermissionError(13, "Permission denied", "there")) == "there: Permission denied"
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFailed, match=rf"^predictions cannot be written to {tmp_path}: No such file.* another --out$"
+    ):
+        predictions.Part(tmp_path / "missing" / "0.h5")
+    predictions.Part(tmp_path / "0.h5").close()
+    with pytest.raises(RunFailed, match=r"out\.h5: cannot be written: No such file or directory$"):
+        predictions.assemble([tmp_path / "0.h5"], tmp_path / "missing" / "out.h5", {})

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from samebits.errors import RunFailed
 from samebits.testing.processes import on_ranks, slow
+from samebits.world import gather_in_order, gather_rows
 from samebits.world.collectives import World
 
 ONE = World(0, 1, 0, torch.device("cpu"))
@@ -107,3 +109,59 @@ def test_ranks_of_a_machine_share_a_file(tmp_path: Path) -> None:
     on_ranks(told_through_a_file, tmp_path / "run", 3)
     with ONE.file_of_host() as file:
         assert file is None
+
+
+@pytest.mark.slow
+def test_tensors_of_any_kind_are_gathered(tmp_path: Path) -> None:
+    kinds = [torch.tensor([[1.5, -2.0]]), torch.zeros(0, 7, dtype=torch.int16), torch.tensor(True)]
+
+    def work(world: World, folder: Path) -> None:
+        for shift in range(3):
+            given = kinds[shift:] + kinds[:shift]
+            for mine, part in zip(given, world.all_gather(given[world.rank]), strict=True):
+                assert (part.dtype, part.shape) == (mine.dtype, mine.shape)
+                assert torch.equal(part, mine)
+
+    on_ranks(work, tmp_path / "ranks", ranks=3)
+
+
+def test_gathered_rows_have_gradients(tmp_path: Path) -> None:
+    """Each rank's loss depends on all rows; the rows' gradients are those of the sum of these losses. Uneven rows are
+    refused on all ranks."""
+    alone = torch.randn(3, 2)
+    assert gather_rows(alone) == (alone, 0)
+
+    def loss_of(rank: int, rows: torch.Tensor) -> torch.Tensor:
+        return ((rank + 1) * rows.square() * torch.arange(1.0, 5)[:, None]).sum()
+
+    def work(world: World, folder: Path) -> None:
+        own = torch.full((2, 3), world.rank + 1.0, requires_grad=True)
+        rows, first = gather_rows(own)
+        assert first == 2 * world.rank
+        assert torch.equal(rows, torch.tensor([1.0, 1, 2, 2])[:, None].expand(4, 3))
+        loss_of(world.rank, rows).backward()
+        leaf = rows.detach().requires_grad_()
+        sum(loss_of(rank, leaf) for rank in range(world.size)).backward()  # type: ignore[union-attr]
+        torch.testing.assert_close(own.grad, leaf.grad[first : first + 2])  # type: ignore[index]
+        with torch.no_grad():
+            assert not gather_rows(own)[0].requires_grad
+
+        with pytest.raises(RunFailed, match=rf"rank {world.rank} gathers {3 - world.rank} rows, other ranks 2 to 3"):
+            gather_rows(torch.zeros(3 - world.rank, 2))
+
+    on_ranks(work, tmp_path / "work")
+
+
+def test_rows_in_the_order_of_the_samples(tmp_path: Path) -> None:
+    ids = torch.tensor([4, 1, 3, 0, 5, 2])
+    rows = 10.0 * ids[:, None]
+    assert torch.equal(gather_in_order(rows, ids)[:, 0], 10.0 * torch.arange(6))
+
+    def work(world: World, folder: Path) -> None:
+        own = slice(world.rank, None, world.size)
+        gathered = gather_in_order(rows[own].requires_grad_(), ids[own])
+        assert torch.equal(gathered[:, 0], 10.0 * torch.arange(6))
+        assert not gathered.requires_grad
+
+    on_ranks(work, tmp_path / "work")
+    on_ranks(work, tmp_path / "three", 3)
