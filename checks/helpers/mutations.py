@@ -161,7 +161,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/checkpoints/checkpoint.py", "temporary.unlink(missing_ok=True)\n        cause", "cause",
      "checks/project/test_run.py::test_a_full_disk_leaves_the_last_checkpoint"),
     ("samebits/checkpoints/checkpoint.py", "share(others) < LEAST", "share(()) < LEAST",
-     "tests/lab/test_task_finetune.py::test_a_large_head_of_another_size_is_not_the_fault_of_names"),
+     "packages/samebits/tests/runs/test_fitting.py::test_a_large_head_of_another_size_is_not_the_fault_of_names"),
     ("samebits/checkpoints/trained.py", 'if isinstance(group, DictConfig) and ("/" in key', 'if False and ("/" in key',
      "tests/lab/test_splits.py::test_each_is_scored_and_one_of_them_watched"),
     ("src/lab/checks.py", "any(-1 in shape for shape, _ in spec.values())", "False",

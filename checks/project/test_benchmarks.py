@@ -101,7 +101,7 @@ BESIDE = {  # which test runs it
     "tools/complete.bash": "checks/project/test_completion.py",
     "tools/constraints.py": "checks/project/test_environment.py",
     "tools/fork.py": "checks/project/test_forking.py",
-    "tools/make_digits.py": "tests/lab/test_parts.py",
+    "tools/make_digits.py": "checks/project/test_digits.py",
     "tools/mutate.py": "checks/project/test_mutations.py",
     "tools/remote.py": "checks/project/test_remote.py",
     "tools/remote_arguments.py": "tools/remote.py",  # checks arguments before anything is copied

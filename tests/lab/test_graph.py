@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import lab.tasks.supervised
 from lab.callbacks.base import Callback
 from lab.config import Config
 from lab.tasks.supervised import Supervised
-from samebits.compiling import Captured
 from samebits.device import resolve_hardware
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, compose, last_checkpoint, metrics, start_run
@@ -148,26 +146,6 @@ def test_what_a_callback_changes_is_captured_anew(
     )
     assert RecordedGraph.made == 3  # at step 4, after the evaluation at step 6, after that at step 9
     assert metrics(run)[-1]["step"] == 12
-
-
-def test_a_batch_of_another_shape_has_a_step_as_it_is() -> None:
-    net = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
-    said: list[str] = []
-    run = Captured({"net": net}, [optimizer], said.append)
-    sizes: list[int] = []
-
-    def step(batches: Sequence[Any]) -> dict[str, torch.Tensor]:
-        sizes.append(len(batches[0]["x"]))
-        return {"loss": torch.zeros(())}
-
-    for size in (4, 3, 4, 3):
-        run(step, [{"x": torch.ones(size, 2)}], None)
-    assert sizes == [4, 3, 4, 3]
-    assert said == ["hardware.cuda_graph=true: a batch has other shapes than the first one; steps with such "
-                    "batches run without the graph"]  # fmt: skip
-    with pytest.raises(ConfigError, match="the batch's 'name' is not a tensor"):
-        run(step, [{"x": torch.ones(4, 2), "name": ["a"]}], None)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(

@@ -903,12 +903,6 @@ def test_modules_of_a_task_are_evaluated_too() -> None:
     assert task.head.training
 
 
-def test_sums_are_exact() -> None:
-    """Of as many samples as a split may have: single precision would lose the small ones."""
-    batches = [torch.tensor([2.0**24]), torch.tensor([1.0]), torch.tensor([1.0])]
-    assert evaluated(Supervised(first, {}), batches, [(1, 1)] * 3)["loss"] == (2**24 + 2) / 3
-
-
 def test_each_metric_is_checked() -> None:
     right = {"a": first, "b": double}
     evaluated(Supervised(first, right))

@@ -133,16 +133,6 @@ def test_erase_keeps_to_its_share_of_area() -> None:
         RandomErase("x", 0.5, [0.2, 0.1], [0.5, 2.0], 0.0, 0)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 1.0, 2.0, 32.0])
-def test_mixup_has_shares_of_the_beta_distribution(alpha: float) -> None:
-    """The variance of Beta(alpha, alpha) is 1 / (8 alpha + 4)."""
-    numbers = torch.arange(100_000)
-    batch = {"x": torch.zeros(100_000, 1), "y": numbers % 2}
-    share = Mixup("x", "y", 2, alpha, 0)(batch, numbers)["y"][::2, 0].double()
-    assert share.mean().item() == pytest.approx(0.5, abs=0.01)
-    assert share.var().item() * (8 * alpha + 4) == pytest.approx(1, abs=0.03)
-
-
 def test_mixup_mixes_neighbours_with_one_share() -> None:
     numbers = torch.arange(500, 564)
     batch = batch_of(numbers)
@@ -173,7 +163,7 @@ def test_mixup_takes_labels_of_any_usual_form() -> None:
             Mixup("x", "y", 10, 0.4, 0)({**batch, "y": y}, numbers)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.4, 2.0])
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 2.0, 32.0])
 def test_mixup_shares_follow_their_distribution(alpha: float) -> None:
     numbers = torch.arange(400_000)
     mixed = Mixup("x", "y", 2, alpha, 0)({"x": torch.zeros(400_000, 1), "y": numbers % 2}, numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import samebits.compiling.dynamo as dynamo
+from samebits.compiling import Captured
 from samebits.errors import ConfigError
 from samebits.testing import without_code_generator
 
@@ -47,3 +48,23 @@ def test_recompiles_are_named_and_seconds_counted(modes: list[Any]) -> None:
     assert "size mismatch at index 0. expected 2, actual 5" in lines[0]
     net(torch.ones(7, 3))  # any size by now
     assert dynamo.compile_report(lines.append) == 0.0
+
+
+def test_a_batch_of_another_shape_has_a_step_as_it_is() -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    said: list[str] = []
+    run = Captured({"net": net}, [optimizer], said.append)
+    sizes: list[int] = []
+
+    def step(batches: Sequence[Any]) -> dict[str, torch.Tensor]:
+        sizes.append(len(batches[0]["x"]))
+        return {"loss": torch.zeros(())}
+
+    for size in (4, 3, 4, 3):
+        run(step, [{"x": torch.ones(size, 2)}], None)
+    assert sizes == [4, 3, 4, 3]
+    assert said == ["hardware.cuda_graph=true: a batch has other shapes than the first one; steps with such "
+                    "batches run without the graph"]  # fmt: skip
+    with pytest.raises(ConfigError, match="the batch's 'name' is not a tensor"):
+        run(step, [{"x": torch.ones(4, 2), "name": ["a"]}], None)  # type: ignore[dict-item]
