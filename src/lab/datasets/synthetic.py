@@ -26,8 +26,6 @@ class Synthetic:
     def __init__(self, size: Count, shape: Sequence[Count], num_classes: Count, seed: int, split: str) -> None:
         if split not in SPLITS:
             raise ConfigError(f"split {split!r}: Synthetic has {', '.join(SPLITS)}")
-        if size < 1 or num_classes < 1:
-            raise ConfigError(f"data.size={size}, data.num_classes={num_classes}: both must be >= 1")
         count = size if split == "train" else max(1, size // 8)
         means = torch.randn(num_classes, *shape, generator=_generator(seed, 0))
         means *= SEPARATION / math.sqrt(means[0].numel())

@@ -45,9 +45,6 @@ class TokenWindows:
     ) -> None:
         if len(fields) != 1:
             raise ConfigError(f"data.fields={dict(fields)}: must be exactly one field, such as {{tokens: tokens}}")
-        for key, value in (("window", window), ("stride", stride)):
-            if value < 1:
-                raise ConfigError(f"data.{key}={value}: must be >= 1")
         ((self._field, name),) = fields.items()
         entry, cache = split_of(splits, split), ChunkCache(cache_mb << 20)
         if divided := [f"{key}={value}" for key, value in entry.items() if key != "group" and value is not None]:

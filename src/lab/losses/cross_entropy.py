@@ -27,8 +27,6 @@ class CrossEntropy:
     """
 
     def __init__(self, label_smoothing: Share) -> None:
-        if not 0 <= label_smoothing <= 1:
-            raise ConfigError(f"task.criterion.label_smoothing={label_smoothing}: must be between 0 and 1")
         self.label_smoothing = label_smoothing
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

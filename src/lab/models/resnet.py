@@ -78,7 +78,7 @@ class ResNet(nn.Module):
                 f"data.input_shape=[{channels},{height},{width}] (in a yaml before the other transforms); if the first "
                 f"number is the channels, set model.input_shape=[{height},{width},{width}]: only the channels matter"
             )
-        if not blocks or min(blocks) < 1:
+        if not blocks:
             raise ConfigError(f"model.blocks={list(blocks)}: must be >= 1 for each stage, such as [1, 1, 1]")
         self.has_channels = len(input_shape) == 3
         self.channels = int(input_shape[0]) if self.has_channels else 1

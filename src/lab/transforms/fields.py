@@ -188,7 +188,7 @@ class Normalize(_PerField):
         self._numbers: OnDevices | None = None
         if isinstance(mean, str) or isinstance(std, str):
             return
-        if not mean or len(mean) != len(std) or min(std) <= 0:
+        if not mean or len(mean) != len(std):
             raise ConfigError(
                 f"data.transforms: Normalize needs as many std > 0 as mean, got mean={list(mean)} std={list(std)}"
             )
@@ -329,12 +329,10 @@ class RandomErase(_Rectangle):
         seed: int,
     ) -> None:
         super().__init__(field)
-        if len(area) != 2 or len(ratio) != 2:
-            raise ValueError(f"area and ratio must be [low, high], got {list(area)} and {list(ratio)}")
-        if not (0 <= probability <= 1 and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]):
+        if not (len(area) == len(ratio) == 2 and 0 < area[0] <= area[1] and ratio[0] <= ratio[1]):
             raise ConfigError(
-                f"data.transforms: RandomErase needs probability in [0, 1], area and ratio [low, high]; "
-                f"got probability={probability}, area={list(area)}, ratio={list(ratio)}"
+                f"data.transforms: RandomErase needs area and ratio as [low, high], got area={list(area)}, "
+                f"ratio={list(ratio)}"
             )
         self._probability, self._area, self._ratio = probability, list(area), [math.log(r) for r in ratio]
         self._value, self._draws = value, SampleRNG(seed, "RandomErase")

@@ -24,8 +24,6 @@ class Mixup:
     random = True
 
     def __init__(self, field: str, target: str, num_classes: Count, alpha: Positive, seed: int) -> None:
-        if alpha <= 0:
-            raise ConfigError(f"data.transforms: Mixup.alpha={alpha}: must be > 0; remove the transform to disable it")
         self._field, self._target, self._num_classes = field, target, num_classes
         self._quantiles, self._draws = OnDevices(_beta_quantiles(alpha)), SampleRNG(seed, "Mixup")
 

@@ -52,7 +52,7 @@ class RandomResizedCrop(_Sized):
         seed: int,
     ) -> None:
         super().__init__(field, size)
-        if not (len(area) == len(ratio) == 2 and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]):
+        if not (len(area) == len(ratio) == 2 and 0 < area[0] <= area[1] and ratio[0] <= ratio[1]):
             raise ConfigError(
                 f"data.transforms: RandomResizedCrop needs area and ratio as [low, high], area in ]0, 1]; got area="
                 f"{list(area)}, ratio={list(ratio)}"
