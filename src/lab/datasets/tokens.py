@@ -16,6 +16,7 @@ from torch import Tensor
 
 from h5rows.integration import ChunkCache, Fixed, files_of, open_field, open_h5, split_of
 from lab.h5_errors import h5_methods
+from lab.transforms.fields import field_of
 from samebits.errors import ConfigError
 from samebits.schema import Count, NotNegativeInt
 
@@ -145,9 +146,7 @@ class NextToken:
         self.field = field
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
-        if self.field not in batch:
-            raise ConfigError(f"data.transforms: NextToken.field={self.field!r}; the batch has {sorted(batch)}")
-        tokens = batch[self.field]
+        tokens = field_of(batch, self.field, "NextToken.field")
         rest = {field: value for field, value in batch.items() if field != self.field}
         return {**rest, "x": tokens[:, :-1], "y": tokens[:, 1:]}
 

@@ -36,6 +36,13 @@ def compose(transforms: Iterable[Transform], training: bool) -> Transform | None
     return apply if chosen else None
 
 
+def field_of(batch: Batch, field: str, argument: str) -> Tensor:
+    """Return a field of the batch. Raise ConfigError if it is missing. argument: such as View.field."""
+    if field not in batch:
+        raise ConfigError(f"data.transforms: {argument}={field!r}; the batch has {sorted(batch)}")
+    return batch[field]
+
+
 class OnDevices:
     """A constant tensor that is copied once to each device that uses it, because trainer=dp has a thread for each
     GPU."""
@@ -61,21 +68,17 @@ class _PerField:
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
         """Return the batch with transformed fields. Raise ConfigError if a field is missing or has another shape."""
-        missing = [field for field in self.fields if field not in batch]
-        if missing:
-            raise ConfigError(
-                f"data.transforms: {type(self).__name__}.field={missing[0]!r}; the batch has {sorted(batch)}"
-            )
+        name = type(self).__name__
         for field in self.fields:
-            if self.dims and batch[field].ndim not in self.dims:
+            x = field_of(batch, field, f"{name}.field")
+            if self.dims and x.ndim not in self.dims:
                 raise ConfigError(
-                    f"data.transforms: {type(self).__name__} requires images (B, C, H, W), but field={field!r} is "
-                    f"{tuple(batch[field].shape)}"
+                    f"data.transforms: {name} requires images (B, C, H, W), but field={field!r} is {tuple(x.shape)}"
                 )
         sizes = [tuple(batch[field].shape[-2:]) for field in self.fields] if self.one_size else []
         if len(set(sizes)) > 1:
             raise ConfigError(
-                f"data.transforms: {type(self).__name__}.field={self.fields}: their sizes are {sizes} pixels, but "
+                f"data.transforms: {name}.field={self.fields}: their sizes are {sizes} pixels, but "
                 "must be equal, because all get the same crop - put Resize before it, or use other fields"
             )
         drawn = self.prepare(batch[self.fields[0]], numbers)

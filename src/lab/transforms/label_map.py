@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lab.transforms.fields import Batch
-from samebits.errors import ConfigError
+from lab.transforms.fields import Batch, field_of
 from samebits.schema import Share
 
 
@@ -23,7 +22,5 @@ class LabelMap:
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
         if self.target not in batch:
             return batch
-        if self.field not in batch:
-            raise ConfigError(f"data.transforms: LabelMap.field={self.field!r}; the batch has {sorted(batch)}")
-        shown = batch[self.field][:, 0] > self.threshold
+        shown = field_of(batch, self.field, "LabelMap.field")[:, 0] > self.threshold
         return {**batch, self.target: torch.where(shown, 1 + batch[self.target].long()[:, None, None], 0)}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.transforms.fields import Batch, OnDevices
+from lab.transforms.fields import Batch, OnDevices, field_of
 from samebits.errors import ConfigError
 from samebits.files import amount
 from samebits.schema import NotNegativeInt
@@ -30,11 +30,12 @@ class FillMissing:
         self._index = OnDevices(torch.tensor(self.columns, dtype=torch.int64))
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        x, what = batch.get(self.field), f"data.transforms: FillMissing.field={self.field!r}"
-        if x is None:
-            raise ConfigError(f"{what}; the batch has {sorted(batch)}")
+        x = field_of(batch, self.field, "FillMissing.field")
         if x.ndim != 2 or not x.is_floating_point():
-            raise ConfigError(f"{what}: must be floats (B, C), got {x.dtype} {tuple(x.shape)}; put ToFloat before it")
+            raise ConfigError(
+                f"data.transforms: FillMissing.field={self.field!r}: must be floats (B, C), got {x.dtype} "
+                f"{tuple(x.shape)}; put ToFloat before it"
+            )
         if self.columns and max(self.columns) >= x.shape[1]:
             raise ConfigError(
                 f"data.transforms: FillMissing.columns={self.columns}: {self.field} has the columns 0 to "

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.transforms.fields import Batch, OnDevices
+from lab.transforms.fields import Batch, OnDevices, field_of
 from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count, Positive
@@ -28,11 +28,7 @@ class Mixup:
         self._quantiles, self._draws = OnDevices(_beta_quantiles(alpha)), SampleRNG(seed, "Mixup")
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        if missing := [field for field in (self._field, self._target) if field not in batch]:
-            raise ConfigError(
-                f"data.transforms: Mixup requires the field {missing[0]!r}, but the batch has {sorted(batch)}"
-            )
-        x, y = batch[self._field], batch[self._target]
+        x, y = field_of(batch, self._field, "Mixup.field"), field_of(batch, self._target, "Mixup.target")
         if not x.is_floating_point():
             raise ConfigError(f"data.transforms: Mixup got {self._field!r} as {x.dtype}; put ToFloat before it")
         if len(x) % 2:

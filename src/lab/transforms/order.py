@@ -28,10 +28,6 @@ class Rule(NamedTuple):
     why: str
 
 
-def _always(first: Node, then: Node) -> bool:
-    return True
-
-
 def _marks_statistics(first: Node, then: Node) -> bool:
     columns = first.get("columns")
     return AUTO in (then.get("mean"), then.get("std")) and isinstance(columns, Sequence) and len(columns) > 0
@@ -44,26 +40,25 @@ def _moves_pixels(first: Node, then: Node) -> bool:
     return mean == AUTO or any(value > 0 for value in numbers)
 
 
-def _along_channels(first: Node, then: Node) -> bool:
-    return first.get("dim") == -1
-
-
 RULES = (
     Rule(
         (f"{HERE}missing.FillMissing",), (f"{HERE}fields.Normalize",), _marks_statistics,
         "the filled values would be in the mean and std, and the new columns of 0 and 1 would be normalized",
     ),
     Rule(
-        (f"{HERE}mixup.Mixup",), (f"{HERE}missing.FillMissing",), _always,
+        (f"{HERE}mixup.Mixup",), (f"{HERE}missing.FillMissing",), lambda first, then: True,
         "a NaN makes the sample that it is mixed with NaN too",
     ),
     Rule(
         (f"{HERE}fields.Normalize",), CLIPS, _moves_pixels,
         "its values are clipped to [0, 1], and those below the mean would become 0",
     ),
-    Rule(SIZED, (f"{HERE}fields.ChannelsFirst",), _always, "the channels would be taken for the width"),
     Rule(
-        (f"{HERE}fields.RandomFlip",), (f"{HERE}fields.ChannelsFirst",), _along_channels,
+        SIZED, (f"{HERE}fields.ChannelsFirst",), lambda first, then: True,
+        "the channels would be taken for the width",
+    ),
+    Rule(
+        (f"{HERE}fields.RandomFlip",), (f"{HERE}fields.ChannelsFirst",), lambda first, then: first.get("dim") == -1,
         "dim=-1 would mirror the channels",
     ),
 )  # fmt: skip

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from lab.transforms.fields import Batch, Transform, compose
-from samebits.errors import ConfigError
+from lab.transforms.fields import Batch, Transform, compose, field_of
 from samebits.schema import Count
 
 
@@ -47,8 +46,6 @@ class View:
         self.augment = compose(augment.values(), training=True)
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
-        if self.field not in batch:
-            raise ConfigError(f"data.transforms: View.field={self.field!r}; the batch has {sorted(batch)}")
-        one = {self.field: batch[self.field]}
+        one = {self.field: field_of(batch, self.field, "View.field")}
         changed = self.augment(one, numbers + (self.which << 48)) if self.augment else one
         return {**batch, self.to: changed[self.field]}

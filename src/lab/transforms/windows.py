@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lab.transforms.fields import Batch
+from lab.transforms.fields import Batch, field_of
 from samebits.data import SampleRNG
 from samebits.errors import ConfigError
 from samebits.schema import Count
@@ -31,12 +31,13 @@ class CenterWindow:
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
         cut = dict(batch)
         for field in self.fields:
-            name = f"data.transforms: {type(self).__name__}.field={field!r}"
-            if field not in batch:
-                raise ConfigError(f"{name}; the batch has {sorted(batch)}")
-            x = batch[field]
+            argument = f"{type(self).__name__}.field"
+            x = field_of(batch, field, argument)
             if x.dim() < 2:
-                raise ConfigError(f"{name} is {tuple(x.shape)}; expected (B, T, ...): samples of several steps")
+                raise ConfigError(
+                    f"data.transforms: {argument}={field!r} is {tuple(x.shape)}; expected (B, T, ...): samples of "
+                    "several steps"
+                )
             given = batch.get(f"{field}_length")
             length = torch.full_like(numbers, x.shape[1]) if given is None else given.to(x.device)
             begin = self.begins((length - self.size).clamp(min=0), numbers)
