@@ -68,7 +68,7 @@ def test_one_rule_makes_the_average() -> None:
     line = r"^trainer\.ema_decay=0\.9: optim\._target_=lab\.optimizers\.schedule_free\.ScheduleFree averages the w"
     with pytest.raises(ConfigError, match=line):
         build(compose("optim=schedule_free", "trainer.ema_decay=0.9"))
-    with pytest.raises(ConfigError, match=r"^optim\.beta=0: must be > 0"):
+    with pytest.raises(ConfigError, match=r"^optim\.beta: must be > 0, got 0"):
         optimizer_of(small(), *INNER, "optim.beta=0")
     with pytest.raises(ConfigError, match=r"^optim: Wrapper contains ScheduleFree, whose average would not be eval"):
         Wrapper([optimizer_of(small(), *INNER)])

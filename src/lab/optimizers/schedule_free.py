@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lab.optimizers.base import Wrapper, build, groups_of
-from samebits.errors import ConfigError
-from samebits.schema import NotNegative, Share
+from samebits.schema import NotNegative, Rule
 
 
 class ScheduleFree(Wrapper):
@@ -21,7 +20,7 @@ class ScheduleFree(Wrapper):
     square of the largest learning rate so far. inner: a class with its arguments (a partial); in the paper AdamW with
     betas [0, 0.999]. lr, weight_decay: used unless the partial sets its own. `inner` decays z, as the authors' wrapper
     of other optimizers does; their AdamW decays z by a multiple of y. Use a schedule that is constant after its warmup.
-    BatchNorm's statistics are those of y. Raise ConfigError if beta is 0.
+    BatchNorm's statistics are those of y.
     """
 
     uses_rng = False
@@ -30,12 +29,10 @@ class ScheduleFree(Wrapper):
         self,
         params: Iterable[Any],
         inner: Callable[..., Optimizer],
-        beta: Share,
+        beta: Annotated[float, Rule(above=0, at_most=1)],  # x is computed from y and z
         lr: NotNegative,
         weight_decay: NotNegative,
     ) -> None:
-        if beta == 0:
-            raise ConfigError("optim.beta=0: must be > 0, because x is computed from y and z")
         super().__init__([build(inner, groups_of(params), lr=lr, weight_decay=weight_decay)])
         self.beta = beta
         for group in self.param_groups:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from lab.tasks.base import Batch, Losses, Metric, OptimizerStep, Task
 from lab.transforms.fields import Transform
 from lab.transforms.views import Views
-from samebits.errors import ConfigError
-from samebits.schema import Count, Positive, Share
+from samebits.schema import Count, Positive, Rule, Share
 
 
 class Head(nn.Module):
@@ -53,14 +52,12 @@ class DINO(Task):
         temperature: Positive,
         teacher_temperature: Positive,
         center_momentum: Share,
-        views: Count,
+        views: Annotated[int, Rule(at_least=2)],
         augment: Mapping[str, Transform],
         local_augment: Mapping[str, Transform],
         metrics: Mapping[str, Metric],
     ) -> None:
         super().__init__()
-        if views < 2:
-            raise ConfigError(f"task.views={views}: must be >= 2, because views are compared")
         self.head, self.metrics, self.momentum = head, metrics, momentum
         self.temperature, self.teacher_temperature = temperature, teacher_temperature
         self.center_momentum, self.step = center_momentum, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from lab.transforms.fields import _PerField
 from samebits.data import SampleRNG
 from samebits.errors import ConfigError
-from samebits.schema import NotNegative
+from samebits.schema import NotNegative, Rule
 
 GREY = (0.299, 0.587, 0.114)  # of red, green, blue: ITU-R BT.601
 
@@ -20,7 +21,7 @@ class ColorJitter(_PerField):
     Each image has its own random factors. Put it after ToFloat and before Normalize.
 
     brightness, contrast, saturation: the factor is uniform between max(0, 1 - value) and 1 + value. hue: the shift is
-    uniform between -value and value; 1 is the whole circle of hues. Raise ConfigError if hue > 0.5.
+    uniform between -value and value; 1 is the whole circle of hues.
     """
 
     random = True
@@ -32,12 +33,10 @@ class ColorJitter(_PerField):
         brightness: NotNegative,
         contrast: NotNegative,
         saturation: NotNegative,
-        hue: NotNegative,
+        hue: Annotated[float, Rule(at_least=0, at_most=0.5)],
         seed: int,
     ) -> None:
         super().__init__(field)
-        if hue > 0.5:
-            raise ConfigError(f"data.transforms: ColorJitter.hue={hue}: must be <= 0.5, half of the circle")
         self._most, self._hue, self._draws = (brightness, contrast, saturation), hue, SampleRNG(seed, "ColorJitter")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
