@@ -20,7 +20,6 @@ from samebits.sweeps.report import report
 
 
 def main() -> int:
-    """Run the command. Return its exit status."""
     return report(PROJECT)
 
 

@@ -19,7 +19,6 @@ from samebits.sweeps.report import sync
 
 
 def main() -> int:
-    """Run the command. Return its exit status."""
     return sync(PROJECT)
 
 

@@ -22,7 +22,6 @@ from samebits.sweeps import leave, train
 
 
 def main() -> int:
-    """Run the command. Return its exit status."""
     return train(PROGRAM)
 
 

@@ -25,7 +25,6 @@ from samebits.sweeps.verify import verify_command
 
 
 def main() -> int:
-    """Run the command. Return its exit status."""
     return verify_command(PROGRAM)
 
 

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,7 @@ class TrainedRun:
 
     def __init__(self, path: str | Path) -> None:
         self.model, self.cfg, self.file, payload = restore_model(Path(path))
-        self._config = Config.of(self.cfg)
-        self._payload = payload
+        self._config, self._payload = Config.of(self.cfg), payload
         self.classes = class_names(self.file.parent.parent)
 
     def __iter__(self) -> Iterator[Any]:
@@ -158,8 +158,6 @@ class TrainedRun:
             raise ConfigError("name: the task's prediction does not have the shape (B, number of classes)")
         return [self.classes[k] if self.classes else str(k) for k in output.argmax(1).tolist()]
 
-    @property
+    @cached_property
     def _task(self) -> Task:
-        if "task_" not in self.__dict__:
-            self.task_ = restore_task(self._config, self.model, self.file, self._payload).eval()
-        return self.task_
+        return restore_task(self._config, self.model, self.file, self._payload).eval()
