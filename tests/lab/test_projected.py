@@ -15,35 +15,8 @@ from torch import Tensor, nn
 import lab.tasks.supervised
 from lab import load_run
 from lab.tasks.supervised import Supervised
-from samebits.checkpoints import load_checkpoint
-from samebits.testing import SMALL, TaskTests, last_checkpoint, start_run
+from samebits.testing import SMALL, last_checkpoint, start_run
 from samebits.testing.processes import slow
-
-
-class Pruned(Supervised):
-    """Magnitude pruning at a growing rate (Zhu and Gupta 2017): `on_step_end` chooses, `project` cuts."""
-
-    __module__ = "lab.tasks.supervised"
-    uses_rng = False
-
-    def setup(self, model: nn.Module) -> None:
-        self.register_buffer("steps", torch.zeros(()))
-        self.names = [name for name, p in model.named_parameters() if p.dim() > 1]
-        for k, name in enumerate(self.names):
-            self.register_buffer(f"mask{k}", torch.ones_like(model.get_parameter(name), requires_grad=False))
-
-    def on_step_end(self, model: nn.Module) -> None:
-        self.steps: Tensor
-        self.steps.add_(1)
-        share = (self.steps / (0.5 * self.run.total_steps)).clamp(max=1) * 0.8
-        for k, name in enumerate(self.names):
-            size = model.get_parameter(name).abs()
-            ordered = size.flatten().sort().values
-            self.get_buffer(f"mask{k}").copy_(size > ordered[(share * len(ordered)).long()[None]])
-
-    def project(self, model: nn.Module) -> None:
-        for k, name in enumerate(self.names):
-            model.get_parameter(name).mul_(self.get_buffer(f"mask{k}"))
 
 
 class Halved(Supervised):
@@ -98,39 +71,22 @@ class Clipped(Supervised):
             p.clamp_(min=1e-3)
 
 
+class Both(Late):
+    """What it changes in `on_step_end` is in the average too, by `project`."""
+
+    __module__ = "lab.tasks.supervised"
+    project = Clipped.project
+
+
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configs may name them."""
-    for kind in (Pruned, Halved, Late, Clipped):
+    for kind in (Halved, Late, Clipped, Both):
         monkeypatch.setattr(lab.tasks.supervised, kind.__name__, kind, raising=False)
 
 
 def task(kind: type[Supervised]) -> str:
     return f"task._target_=lab.tasks.supervised.{kind.__name__}"
-
-
-def zeros(weights: dict[str, Tensor]) -> list[float]:
-    return [float((w == 0).float().mean()) for w in weights.values() if w.dim() > 1]
-
-
-@pytest.mark.slow
-class TestPruned(TaskTests):
-    """A skipped step, kills, ranks and micro-batches change nothing."""
-
-    ranks = (1, slow(2))
-    test_compiling_changes_nothing = test_debug_overfit = None  # type: ignore[assignment]
-    test_no_step_waits_for_a_gpu = None  # type: ignore[assignment]  # a command does not know this file
-
-    @pytest.fixture
-    def run(self) -> tuple[str, ...]:
-        return (task(Pruned), "model.hidden=[32]", "optim.lr=1e-2", "+optim.eps=1e-5")
-
-    def test_what_is_scored_saved_and_loaded_is_sparse(self, straight: Path) -> None:
-        held = last_checkpoint(straight)
-        best = load_checkpoint(max((straight / "checkpoints").glob("best_*.pt")))
-        for weights in (held["model"], held["ema"], best["ema"], load_run(straight)[0].state_dict()):
-            assert min(zeros(weights)) > 0.6, zeros(weights)
-        assert any(not torch.equal(held["ema"][name], value) for name, value in held["model"].items())
 
 
 @pytest.mark.parametrize("rules", [slow(1), 2])
@@ -200,7 +156,7 @@ def test_an_update_that_the_average_does_not_get_is_told_once(
 
 
 @pytest.mark.parametrize(
-    ("kind", "way", "decay"), [(Late, "data", "null"), (Late, "teacher", "0.9"), slow(Pruned, "", "0.9")]
+    ("kind", "way", "decay"), [(Late, "data", "null"), (Late, "teacher", "0.9"), slow(Both, "data", "0.9")]
 )
 def test_an_update_is_not_told_of_where_nothing_lacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Supervised], way: str, decay: str
