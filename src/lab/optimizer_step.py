@@ -114,7 +114,8 @@ class OptimizerStep:
 
         closure: for an optimizer that needs one (torch.optim.LBFGS), a function that calls `gradients` and returns the
         loss, 0-d. Such an optimizer waits for the device. Raise ConfigError if clip_norm is set with a closure."""
-        optimizer, limit, trained = self._optimizer(objective), self._clip_norm(objective), self.parameters(objective)
+        optimizer, trained = self._optimizer(objective), self.parameters(objective)
+        limit = self.state.optimizer.clip_norms.get(objective, self.trainer.clip_norm)
         if closure is not None and limit is not None:
             own = objective in self.state.optimizer.clip_norms
             key = f"optim.objectives.{objective}.clip_norm" if own else "trainer.clip_norm"
@@ -260,9 +261,6 @@ class OptimizerStep:
             torch._foreach_mul_(local_parts(gradients), factor.to(gradients[0].device))  # CPU offload: on the host
             totals = {name: value * factor for name, value in totals.items()}
         return totals
-
-    def _clip_norm(self, objective: str) -> float | None:
-        return self.state.optimizer.clip_norms.get(objective, self.trainer.clip_norm)
 
     def _objective_of(self, name: str) -> str:
         """Return the objective of a logged value, by the prefix of its name."""

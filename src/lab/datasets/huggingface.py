@@ -124,7 +124,8 @@ class HuggingFaceStream:
         rows, skipped = iter(self._stream), self._given
         while block := list(islice(rows, max(1, self._block))):
             arrays = self.columns.arrays(pa.concat_tables(block), self._where)
-            order = np.argsort(_random(self._seed, self._blocks, len(block)), kind="stable")
+            drawn = np.random.Philox(key=[self._seed, self._blocks]).random_raw(len(block))
+            order = np.argsort(drawn, kind="stable")
             for i in order[skipped:] if self._block > 1 else range(skipped, len(block)):
                 self._given += 1
                 yield {field: torch.from_numpy(np.array(values[i])) for field, values in arrays.items()}
@@ -137,11 +138,6 @@ class HuggingFaceStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._begin, self._blocks, self._given = copy.deepcopy(state["begin"]), state["blocks"], state["given"]
-
-
-def _random(seed: int, block: int, size: int) -> np.ndarray:
-    """Return (size,) uint64 random numbers of a block."""
-    return np.random.Philox(key=[seed, block]).random_raw(size)
 
 
 class Source:

@@ -59,7 +59,7 @@ class SOAP(Optimizer):
     def _descend(self, params: list[Tensor], group: dict[str, Any]) -> None:
         (beta1, beta2), lr, states = group["betas"], group["lr"], [self.state[p] for p in params]
         gradients = [p.grad for p in params if p.grad is not None]
-        bases = [bases_of(p, state) for p, state in zip(params, states)]
+        bases = [[state.get(f"basis_{d}") for d in range(p.dim())] for p, state in zip(params, states)]
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
         turned = [into(gradient, basis) for gradient, basis in zip(gradients, bases)]
         torch._foreach_lerp_(means, gradients, 1 - beta1)
@@ -69,7 +69,7 @@ class SOAP(Optimizer):
         scales = torch._foreach_sqrt(squares)
         torch._foreach_add_(scales, group["eps"])
         scaled = torch._foreach_div(directions, scales)  # not in place: without a basis a direction is its mean
-        directions = [out_of(one, basis) for one, basis in zip(scaled, bases)]
+        directions = [into(one, basis, side=1) for one, basis in zip(scaled, bases)]  # rotated back
         for state in states:
             state["step"] += 1
         rates = [lr * (1 - beta2 ** s["step"]) ** 0.5 / (1 - beta1 ** s["step"]) for s in states]
@@ -99,19 +99,9 @@ class SOAP(Optimizer):
                     state[f"basis_{d}"] = torch.linalg.qr(state[f"outer_{d}"] @ state[f"basis_{d}"]).Q.contiguous()
 
 
-def bases_of(p: Tensor, state: dict[str, Any]) -> Bases:
-    """Return the basis of each dimension of p, or None."""
-    return [state.get(f"basis_{d}") for d in range(p.dim())]
-
-
 def into(value: Tensor, bases: Bases, side: int = 0) -> Tensor:
     """Return the value rotated into the bases, for a matrix Q_L^T value Q_R. Each product removes the first dimension
     and appends the new one as the last."""
     for basis in bases:
         value = value.movedim(0, -1) if basis is None else torch.tensordot(value, basis, ([0], [side]))
     return value
-
-
-def out_of(value: Tensor, bases: Bases) -> Tensor:
-    """Return the value rotated back."""
-    return into(value, bases, side=1)
