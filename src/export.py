@@ -9,7 +9,7 @@ The weights are those that were evaluated: the weight average if the run has one
 `quantization`. To load the first file:
 model.load_state_dict(torch.load("model.pt", weights_only=True)). An ONNX model computes what `./run predict` writes,
 for batches of any size; it is compared with the model on a batch of the run's data. Exit status: 0 done, 1 the outputs
-of the ONNX model differ, 2 a mistake in the arguments, or a model that cannot be exported.
+of the ONNX model differ, 2 a mistake in the arguments, or a model that cannot be exported or written.
 """
 
 from __future__ import annotations

@@ -220,11 +220,12 @@ def test_a_comparison_of_any_runs(sweep: Path, tmp_path: Path) -> None:
         (["."], "contains no run directory"),
         (["RUN", "--score", "val/accuracy"], "--score val/accuracy: give a key with :max or :min"),
         (["FAILED", "--save-best"], "no job of .* has a score yet"),
+        (["RUN", "--out", "/dev/null/out"], "/dev/null/out: Not a directory - choose another --out"),
     ],
 )
 def test_a_mistake_is_one_line(sweep: Path, tmp_path: Path, arguments: list[str], says: str) -> None:
     names = {"RUN": str(job_dirs(sweep)[0]), "FAILED": str(job_dirs(sweep)[8])}
-    command = [*REPORT, *(names.get(a, a) for a in arguments), "--out", str(tmp_path / "out")]
+    command = [*REPORT, "--out", str(tmp_path / "out"), *(names.get(a, a) for a in arguments)]
     done = called(command, code=2, cwd=tmp_path)
     assert re.search(rf"^error: .*{says}", done.stderr)
     assert len(done.stderr.splitlines()) == 1

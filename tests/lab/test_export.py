@@ -57,6 +57,14 @@ def test_safetensors_has_the_weights_that_are_scored(run: Path) -> None:
     assert_equal(torch.load(run / "weights.pt", weights_only=True), weights)
 
 
+@pytest.mark.parametrize("to", ["pt", pytest.param("safetensors", marks=WITH_SAFETENSORS)])
+def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path, to: str) -> None:
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "_", sys.executable, ROOT / "src/export.py"]
+    said = called([*map(str, limited), str(run), str(tmp_path / f"model.{to}")], 2, fresh=True).stderr
+    assert said == f"error: {tmp_path}/model.{to}: cannot be written: File too large\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 @WITH_SAFETENSORS
 def test_safetensors_of_tied_weights_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The format itself refuses tensors that share memory."""

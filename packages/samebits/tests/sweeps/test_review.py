@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from samebits.code import Code
 from samebits.files import write_json
@@ -18,7 +22,7 @@ from samebits.sweeps.report.axes import axes
 from samebits.sweeps.report.compare import comparisons
 from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.page import data
-from samebits.sweeps.report.pictures import _scores
+from samebits.sweeps.report.pictures import _scores, save
 from samebits.sweeps.report.read import Job, Study, _gpus, _spent
 from samebits.sweeps.report.review import POWER, cost, edges, lines, report_json
 from samebits.sweeps.report.table import Ask, table
@@ -182,6 +186,23 @@ def test_md_html_and_json_say_the_same_and_show_test_scores(tmp_path: Path) -> N
     assert found["cost"]["energy_kwh"] is None
     assert "test/accuracy" in told.groups.head
     assert groups_csv(of).splitlines()[1].split(",")[5] == "0.8"
+
+
+class FullDisk(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > 2000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def test_a_full_disk_names_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a PDF's font is the first thing for which there is no space."""
+    monkeypatch.setattr("samebits.files.open", lambda *given, **named: FullDisk(), raising=False)
+    figure = Figure()
+    figure.supxlabel(string.ascii_letters)
+    with pytest.raises(OSError, match="No space left") as caught:
+        save(figure, tmp_path / "scores.pdf")
+    assert caught.value.filename == str(tmp_path / "scores.pdf")
 
 
 def test_no_line_joins_categories() -> None:

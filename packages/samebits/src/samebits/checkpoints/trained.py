@@ -11,8 +11,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from samebits.checkpoints.checkpoint import eval_state_dict, find_checkpoint, save_checkpoint
+from samebits.checkpoints.integrity import failure_line
 from samebits.checkpoints.sharded import SUFFIX
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, RunFailed
 from samebits.extras import need
 from samebits.files import replace_text
 from samebits.project import Project
@@ -86,8 +87,8 @@ def export(
 ) -> tuple[Path, int]:
     """Write the weights of a run or checkpoint as a state dict. Return (checkpoint path, number of values).
 
-    to: pt, the format of torch.save, or safetensors. Raise ConfigError as `check_target` does, or if the library
-    safetensors is missing.
+    to: pt, the format of torch.save, or safetensors. Raise ConfigError as `check_target` does, if the library
+    safetensors is missing, or if the disk is full.
     change: called with the state dict and the checkpoint's path; returns the state dict to write.
     """
     check_target(path, target, overwrite)
@@ -96,12 +97,15 @@ def export(
         library = need("safetensors.torch", "--to safetensors", "safetensors", "export")
     source, payload = find_checkpoint(path)
     state = change(eval_state_dict(payload), source)
-    if library is None:
-        save_checkpoint(state, target)
-    else:
-        # a copy of each: the format refuses tensors that share memory, such as tied weights
-        whole = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
-        replace_text(target, library.save(whole, {"format": "pt"}))
+    try:
+        if library is None:
+            save_checkpoint(state, target)
+        else:
+            # a copy of each: the format refuses tensors that share memory, such as tied weights
+            whole = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+            replace_text(target, library.save(whole, {"format": "pt"}))
+    except (OSError, RunFailed) as error:
+        raise ConfigError(f"{target}: cannot be written: {failure_line(error)}") from error
     return source, sum(value.numel() for value in state.values())
 
 

@@ -105,7 +105,10 @@ def write_report(project: Project, args: argparse.Namespace) -> None:
     if args.score and done and not any(study.objective.key in job.result for job in done):
         keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
         raise ConfigError(f"--score {args.score}: no run has this score; available: {keys}")
-    files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
+    try:
+        files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
+    except OSError as error:
+        raise ConfigError(f"{file_error(error)} - choose another --out") from error
     if ask:
         print((study.directory / "paper/table.md").read_text().partition("\n![")[0])
     else:

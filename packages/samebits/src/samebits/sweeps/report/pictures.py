@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, LogFormatterSciNotation, NullLocator, StrMethodFormatter
 
-from samebits.files import make_folder, replacing
+from samebits.files import make_folder, replace_text
 from samebits.sweeps.report.analyse import Group, groups, is_failure, pareto
 from samebits.sweeps.report.axes import MAX_AXES, Axis, score_axis, wants_log
 from samebits.sweeps.report.axes import axes as axes_of
@@ -57,8 +58,9 @@ def save(figure: Figure, path: Path, **options: Any) -> None:
             axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         if isinstance(axis.get_minor_formatter(), LogFormatterSciNotation):
             axis.set_minor_formatter(LogFormatter())
-    with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:], **options)
+    drawn = io.BytesIO()  # matplotlib raises an AttributeError if a PDF cannot be written because the disk is full
+    figure.savefig(drawn, format=path.suffix[1:], **options)
+    replace_text(path, drawn.getvalue())
 
 
 def _curves(study: Study, ranked: Sequence[Group]) -> Figure | None:
