@@ -110,12 +110,12 @@ def compare(folder: Path, title: str, shape: tuple[int, ...], count: int, batche
     path.unlink()
 
 
-def checks(folder: Path, fields: int, shards: int, batches: int) -> None:
+def checks(folder: Path, fields: int, shards: int, count: int, batches: int) -> None:
     """Microseconds of a batch with the checks and without, batch by batch in turns."""
     for k in range(shards):
         with h5py.File(folder / f"shard{k}.h5", "w") as file:
             for field in range(fields):
-                values = np.random.default_rng(k).integers(0, 256, (32768 // shards, 3072), dtype=np.uint8)
+                values = np.random.default_rng(k).integers(0, 256, (count // shards, 3072), dtype=np.uint8)
                 file[f"f{field}"] = values if field == 0 else values[:, 0].astype("i8")
     names = {f"f{field}": f"f{field}" for field in range(fields)}
     data = Dataset(str(folder / "shard*.h5"), names, "all", {"all": {"group": "/"}})
@@ -144,6 +144,6 @@ if __name__ == "__main__":
     less, rounds = (16, 1) if args.quick else (1, 15)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for fields, shards in ((1, 1), (2, 1), (4, 1), (2, 16)):
-            checks(Path(folder), fields, shards, 4000 // less)
+            checks(Path(folder), fields, shards, 32768 // less, 4000 // less)
         compare(Path(folder), "3 x 224 x 224 uint8 (150 KB)", (3, 224, 224), 4096 // less, 32, rounds)
-        compare(Path(folder), "3 x 32 x 32 uint8 (3 KB)", (3, 32, 32), 65536 // less, 512, rounds)
+        compare(Path(folder), "3 x 32 x 32 uint8 (3 KB)", (3, 32, 32), 65536 // less, 512 // less, rounds)

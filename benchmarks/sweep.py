@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of few jobs: whether it works")
     args = parser.parse_args()
-    rounds, jobs, many = (1, 2, 2) if args.quick else (args.rounds, JOBS, 100)
+    rounds, jobs, many = (1, 1, 1) if args.quick else (args.rounds, JOBS, 100)
     pooled, steps = (2, 20) if args.quick else (8, 10_000)
     os.environ["WANDB_MODE"] = "offline"
     with tempfile.TemporaryDirectory() as folder:

@@ -87,8 +87,11 @@ SMALL = {
 }
 # these measure commands, which are forked here from the warm process
 OF_COMMANDS = [
-    f"benchmarks/{name}.py" for name in ("bench", "head", "startup", "startup_ranks", "sweep", "wandb_steps")
-]
+    f"benchmarks/{name}.py"
+    for name in (
+        "bench", "head", "read_splits", "report_scale", "startup", "startup_ranks", "sweep", "wandb_steps",
+    )
+]  # fmt: skip
 BESIDE = {  # which test runs it
     "tools/prose.py": "checks/samebits/test_prose.py",
     "tools/reference.py": "checks/project/test_references.py",
