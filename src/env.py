@@ -20,6 +20,7 @@ import sys
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     parser = argparse.ArgumentParser("./run env", description="Print the environment and what a run would choose.")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for ./run train")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

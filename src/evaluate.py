@@ -17,6 +17,7 @@ from pathlib import Path
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     parser = argparse.ArgumentParser(
         "./run evaluate", description="Evaluate a trained model on a split of its data, or of other data."
     )

@@ -25,6 +25,7 @@ FORMATS = ("pt", "safetensors", "onnx")
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     parser = argparse.ArgumentParser("./run export", description="Write a trained model to one file.")
     parser.add_argument("run", type=Path, help="run directory (uses its best checkpoint) or checkpoint file")
     parser.add_argument("file", nargs="?", help="the file to write; default: model.<format> in the run directory")

@@ -50,6 +50,7 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     plain_output()
     return run(H5_COMMAND, train_command, train_on, VARYING)
 

@@ -20,6 +20,7 @@ from samebits.sweeps.report import report
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     return report(PROJECT)
 
 

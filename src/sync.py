@@ -19,6 +19,7 @@ from samebits.sweeps.report import sync
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     return sync(PROJECT)
 
 

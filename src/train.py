@@ -22,6 +22,7 @@ from samebits.sweeps import leave, train
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     return train(PROGRAM)
 
 

@@ -22,6 +22,7 @@ from samebits.process import tune
 
 
 def main() -> int:
+    """Run the command, or print its help. Return its exit status."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0

@@ -25,6 +25,7 @@ from samebits.sweeps.verify import verify_command
 
 
 def main() -> int:
+    """Run the command. Return its exit status."""
     return verify_command(PROGRAM)
 
 

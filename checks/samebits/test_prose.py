@@ -92,11 +92,11 @@ def test_the_map_of_a_package_names_its_modules(page: Path) -> None:
     assert mapped(ast.get_docstring(ast.parse(page.read_text())) or "") == modules(page.parent)
 
 
-def test_each_public_class_and_function_of_lab_has_a_docstring_that_begins_with_a_verb() -> None:
-    """A method may do without: the base class describes what it overrides, and its own class what it returns."""
-    rules = ["--isolated", "--select", "D101,D103,D401", "--output-format", "concise"]
+def test_each_public_name_of_lab_has_a_docstring_that_begins_with_a_verb() -> None:
+    """As ruff requires of the libraries; a fork's own code may do without."""
+    rules = ["--isolated", "--select", "D101,D102,D103,D401", "--output-format", "concise"]
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", *rules, "src/lab"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "ruff", "check", *rules, "src"], cwd=ROOT, capture_output=True, text=True
     )
     inherited = "src/lab/datasets/h5.py:"  # sets __doc__ to that of h5rows
     assert [line for line in done.stdout.splitlines() if " D" in line and not line.startswith(inherited)] == []

@@ -62,6 +62,7 @@ class Data:
         self.close()
 
     def close(self) -> None:
+        """Close all loaders."""
         for loader in (self.train, *self.eval_loaders.values(), *self.opened):
             loader.close()
 

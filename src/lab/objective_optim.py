@@ -25,6 +25,7 @@ class OptimNode:
 
     @property
     def target(self) -> str:
+        """The import path of the optimizer."""
         return str(self.optimizer["_target_"])
 
 

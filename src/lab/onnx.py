@@ -54,6 +54,7 @@ class Predictor(nn.Module):
         self.task, self.model, self.fields, self.names = task, model, fields, list[str]()
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs, each (B, ...)."""
         found = predicted(self.task, self.model, dict(zip(self.fields, values)))
         self.names = list(found)
         return tuple(found.values())

@@ -227,12 +227,14 @@ class Schedule:
         return rates
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
         held: dict[str, Any] = {"factor": self.factor.state_dict()} if follows_scores(self.factor) else {}
         own = {name: factor.state_dict() for name, factor in self.own.items() if follows_scores(factor)}
         held |= {"objectives": own} if own else {}
         return {"last_lr": self.last_lr, "total_steps": self.total_steps, **held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state from a checkpoint."""
         if follows_scores(self.factor) and "factor" in state:
             self.factor.load_state_dict(state["factor"])
         for name, held in state.get("objectives", {}).items():

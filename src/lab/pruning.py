@@ -38,6 +38,7 @@ class Pruned(Task):
             raise ConfigError("pruning: all linear and convolutional layers are frozen - set pruning.sparsity=null")
 
     def project(self, model: nn.Module) -> None:
+        """Set the pruned weights to zero."""
         super().project(model)
         for p, mask in self.pruned_weights(model):
             p.mul_(mask)
@@ -70,6 +71,7 @@ class Pruner(Callback):
 
     @torch.no_grad()
     def before_step(self, state: Any) -> None:
+        """Prune if it is due."""
         share = sparsity_at(self.pruning, state.step, self.run.total_steps)
         if share is None or not extend([*state.task.pruned_weights(state.model)], share, self.pruning.scope == "model"):
             return
@@ -79,6 +81,7 @@ class Pruner(Callback):
         state.best, state.best_score, state.evals_without_improvement = [], None, 0
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
+        """Add the sparsity of the model's pruned weights."""
         weights = [p for p, _ in state.task.pruned_weights(state.model)]
         zeros = torch.stack([(p == 0).sum() for p in weights]).sum()
         values["train/sparsity"] = zeros.item() / sum(p.numel() for p in weights)

@@ -51,6 +51,7 @@ class Quantized(nn.Module):
         return fake_quantize(x, self.activation_bits, tuple(kept))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output, from its rounded input and weight."""
         if isinstance(self, nn.Linear):
             return F.linear(self.rounded_input(x), self.rounded_weight(), self.bias)
         convolution: Any = self

@@ -41,6 +41,7 @@ class Trial(Experiment):
 
     @property
     def train_set(self) -> Any:
+        """The training set."""
         return self.sets["train"]
 
     def loader(self, kind: str | None = None, workers: int | str = "auto") -> Loader:

@@ -30,12 +30,15 @@ class Labelled:
         self.rows = self.draws.uniform(torch.arange(self.size), 1)[:, 0].argsort(stable=True)[:begin]
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the rows of these sample ids, (B,) int64 -> (B,) int64."""
         return self.rows[self.draws.below(torch.tensor(numbers), (len(self.rows),))[:, 0]].numpy()
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the labeled rows."""
         return {"rows": self.rows}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the labeled rows."""
         self.rows = state["rows"]
 
 
@@ -47,6 +50,7 @@ class ActiveLearning(Callback):
         self.count, self.most = count, most
 
     def on_start(self, state: Any) -> None:
+        """Raise ConfigError if data.order is not Labelled."""
         if not isinstance(order := self.run.order, Labelled):
             raise ConfigError(
                 f"callback.active_learning: data.order is {type(order).__name__}, but must be "
@@ -54,9 +58,11 @@ class ActiveLearning(Callback):
             )
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
+        """Log the number of labeled rows."""
         values["train/labelled"] = float(len(self.run.order.rows))
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        """Label more rows."""
         order = self.run.order
         pool = np.setdiff1d(np.arange(order.size), order.rows.numpy())
         count = min(self.count, self.most - len(order.rows), len(pool))

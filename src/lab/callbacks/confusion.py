@@ -27,6 +27,7 @@ class ConfusionPicture(Callback):
         self.metric = metric
 
     def on_start(self, state: Any) -> None:
+        """Raise ConfigError if matplotlib or the metric is missing."""
         check_installed("matplotlib", "callback=confusion", "report")  # not after hours of training
         if not isinstance(state.task.metrics.get(self.metric), ConfusionMatrix):
             hint = did_you_mean(self.metric, list(state.task.metrics))
@@ -35,6 +36,7 @@ class ConfusionPicture(Callback):
             )
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
+        """Save the figures, on the main rank."""
         run = self.run
         if not run.world.is_main:
             return

@@ -22,9 +22,11 @@ class Curves(Callback):
     dotted line marks the best checkpoint. Requires matplotlib (extra `report`)."""
 
     def on_start(self, state: Any) -> None:
+        """Raise ConfigError if matplotlib is missing."""
         check_installed("matplotlib", "callback=curves", "report")  # not after hours of training
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
+        """Save the figure, on the main rank."""
         if not self.run.world.is_main:
             return
         if panels := panels_of(read_metrics(self.run.directory)):

@@ -17,6 +17,7 @@ class GpuPower(Callback):
     the driver's energy counter (NVIDIA, Volta or later), which includes other processes on the same GPU."""
 
     def on_start(self, state: Any) -> None:
+        """Read the counter. Raise ConfigError if the device has none."""
         device = self.run.world.device
         if device.type != "cuda":
             raise ConfigError(f"callback=energy: measures NVIDIA GPUs, but this run uses {device.type} - remove it")
@@ -27,6 +28,7 @@ class GpuPower(Callback):
         self.last = time.monotonic(), self.counter.joules()
 
     def on_log(self, state: Any, values: dict[str, float]) -> None:
+        """Add the power to the logged values."""
         now, (then, before) = (time.monotonic(), self.counter.joules()), self.last
         watts = torch.tensor([(now[1] - before) / (now[0] - then)], device=self.run.world.device)
         values["perf/power_w"] = self.run.world.all_reduce_sum(watts).item()

@@ -25,6 +25,7 @@ class Graph(Callback):
         self.depth, self.autograd = depth, autograd
 
     def on_start(self, state: Any) -> None:
+        """Draw the pictures of a new run. Raise ConfigError if the model is sharded, or too large for a picture."""
         if state.step:  # the run has them
             return
         run = self.run

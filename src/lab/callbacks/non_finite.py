@@ -20,6 +20,7 @@ class NonFiniteWatch(Callback):
     """
 
     def on_start(self, state: Any) -> None:
+        """Register the hooks that check outputs and gradients."""
         for name, module in state.model.named_modules():
             if name and not list(module.children()):
                 module.register_forward_hook(self._hook(name))

@@ -29,10 +29,12 @@ class Pictures(Callback):
         self.kept: Mapping[str, Any] | None = None
 
     def on_start(self, state: Any) -> None:
+        """Raise ConfigError if matplotlib is missing."""
         check_installed("matplotlib", "callback=pictures", "report")  # not after hours of training
         self.task = state.task
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:
+        """Keep the images of the first batch, on the main rank."""
         if self.kept is None and not overrides(self.task, "sample") and self.run.world.is_main:
             shown = self.task.show(output, batch, self.count)
             if shown is None:
@@ -41,10 +43,12 @@ class Pictures(Callback):
                 self.kept = {f"val/{name}": value for name, value in shown.items()}
 
     def on_rehearsal(self, output: Any, batch: Any) -> None:
+        """Raise the errors of an evaluation; keep nothing."""
         self.on_eval_batch(output, batch)
         self.kept = None
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        """Log the images."""
         if overrides(self.task, "sample"):
             self.kept = {f"val/{name}": value for name, value in generate_samples(state, self.run, self.count).items()}
         for name, value in (self.kept or {}).items():

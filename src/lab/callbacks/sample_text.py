@@ -45,6 +45,7 @@ class SampleText(Callback):
         self.draws = SampleRNG(seed, "SampleText")
 
     def on_start(self, state: Any) -> None:
+        """Read the vocabulary, encode the prompt. Raise ConfigError if the file or the prompt does not fit."""
         with open_h5(files_of(self.path)[0]) as file:
             if self.dataset not in file:
                 raise ConfigError(f"callback.sample_text.dataset: {file.filename} has no {self.dataset!r}")
@@ -70,6 +71,7 @@ class SampleText(Callback):
         return [self.vocabulary.index(c) for c in text]
 
     def decoded(self, tokens: list[int]) -> str:
+        """Return the text of token ids."""
         if self.vocabulary is None:
             return bytes(token % 256 for token in tokens).decode(errors="replace")
         return "".join(self.vocabulary[token] for token in tokens)

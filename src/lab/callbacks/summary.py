@@ -23,6 +23,7 @@ class Summary(Callback):
         self.depth = depth
 
     def on_start(self, state: Any) -> None:
+        """Make the table. Raise ConfigError if the model is sharded."""
         run, samples = self.run, 0
 
         def look(whole: Any, batch: Any, meta: bool) -> Any:

@@ -21,9 +21,11 @@ class NameWaits(Callback):
         self.step = ExitStack()
 
     def before_step(self, state: Any) -> None:
+        """Start observing the step."""
         self.step.enter_context(observe_waits(self._note))
 
     def on_step(self, state: Any) -> None:
+        """Stop observing the step."""
         self.step.close()
 
     def _note(self, what: str, file: str, line: int) -> None:
@@ -32,6 +34,7 @@ class NameWaits(Callback):
             self.found[file, line, what] += 1
 
     def on_end(self, state: Any, scores: dict[str, float]) -> None:
+        """Log the lines that wait."""
         for (file, line, what), count in sorted(self.found.items()):
             self.run.logger.say(f"{file}:{line}: {what} waits for the device, {count} times in {state.step} steps")
         if not self.found:

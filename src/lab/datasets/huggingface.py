@@ -137,6 +137,7 @@ class HuggingFaceStream:
         return {"begin": copy.deepcopy(self._begin), "blocks": self._blocks, "given": self._given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
         self._begin, self._blocks, self._given = copy.deepcopy(state["begin"]), state["blocks"], state["given"]
 
 
@@ -181,6 +182,8 @@ class Source:
         return str(entry["of"])
 
     def columns(self, fields: Mapping[str, Any], missing: str) -> Columns:
+        """Return the fields as columns."""
+
         def cell(name: str) -> Any:
             rows = self._first.select_columns([name]).with_format("arrow")
             table = next(iter(rows)) if self.streaming else rows[:1]

@@ -28,6 +28,7 @@ class MixtureOrder:
             self._used.append(self._used[-1] + counts(length, weights))
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the rows of these sample ids, (B,) int64 -> (B,) int64."""
         rows = np.empty_like(numbers)
         stage = np.searchsorted(self._begins, numbers, side="right") - 1
         for s in np.unique(stage).tolist():

@@ -146,6 +146,7 @@ class NextToken:
         self.field = field
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        """Return the batch with x and y. Raise ConfigError if it lacks the field."""
         tokens = field_of(batch, self.field, "NextToken.field")
         rest = {field: value for field, value in batch.items() if field != self.field}
         return {**rest, "x": tokens[:, :-1], "y": tokens[:, 1:]}
@@ -166,6 +167,7 @@ class PaddedNextToken:
         self.field, self.longest = field, longest
 
     def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+        """Return the batch with x and y. Raise ConfigError if the field has another shape."""
         lengths = batch.get(f"{self.field}_length")
         if lengths is None or self.field not in batch or batch[self.field].dim() != 2:
             raise ConfigError(

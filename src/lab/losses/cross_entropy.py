@@ -30,6 +30,7 @@ class CrossEntropy:
         self.label_smoothing = label_smoothing
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the losses, (B,). Raise ConfigError if shapes, dtypes or labels do not fit."""
         target = batch["y"]
         if target.is_floating_point():
             if target.shape != output.shape:

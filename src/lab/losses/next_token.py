@@ -41,6 +41,7 @@ class NextToken:
         self.compiled = compiled
 
     def __call__(self, output: Tensor | Unprojected, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the losses, (B,). Raise ConfigError if the shapes do not fit."""
         given = output.hidden if isinstance(output, Unprojected) else output
         target = batch.get("y")
         if target is None or given.dim() != 3 or target.shape != given.shape[:2]:

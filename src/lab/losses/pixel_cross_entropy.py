@@ -22,6 +22,7 @@ class PixelCrossEntropy:
         self.ignored = NO_LABEL if ignore_index is None else ignore_index
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the losses, (B,). Raise ConfigError if shapes, dtypes or labels do not fit."""
         label = batch["y"]
         if output.dim() < 3 or label.is_floating_point() or label.shape != output[:, 0].shape:
             raise ConfigError(

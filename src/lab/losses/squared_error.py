@@ -17,6 +17,7 @@ class SquaredError:
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the errors, (B,). Raise ConfigError if the shapes differ."""
         return differences("SquaredError", output, batch["y"]).square().mean(1)
 
 

@@ -16,4 +16,5 @@ class AbsoluteError:
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the errors, (B,). Raise ConfigError if the shapes differ."""
         return differences("AbsoluteError", output, batch["y"]).abs().mean(1)

@@ -16,6 +16,7 @@ class Accuracy:
     """
 
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return 1 or 0 for each sample, (B,). Raise ConfigError if the shapes or dtypes do not fit."""
         target = batch["y"]
         if target.is_floating_point() and target.shape == output.shape:
             target = target.argmax(1)

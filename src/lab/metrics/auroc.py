@@ -26,10 +26,12 @@ class AUROC:
         self.reset()
 
     def reset(self) -> None:
+        """Remove all samples."""
         self.scores: list[Tensor] = []
         self.labels: list[Tensor] = []
 
     def update(self, output: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """Add a batch. Raise ConfigError if the shapes or dtypes do not fit."""
         label = batch["y"]
         label = label[:, 0] if label.dim() == 2 and label.shape[1] == 1 else label
         binary = self.num_classes <= 2 and (output.dim() == 1 or output.shape[1:] == (1,))

@@ -42,6 +42,7 @@ class SummedMetric:
         raise NotImplementedError
 
     def reset(self) -> None:
+        """Set the sum to 0."""
         self.total: Tensor | int = 0
 
     def update(self, output: Any, batch: Mapping[str, Tensor]) -> None:
@@ -70,9 +71,11 @@ class Torchmetric:
         self.metric = metric
 
     def reset(self) -> None:
+        """Reset the metric."""
         self.metric.reset()
 
     def update(self, output: Any, batch: Mapping[str, Tensor]) -> None:
+        """Add a batch."""
         self.metric.to(output.device).update(output, batch["y"])
 
     def compute(self, world: World) -> Score:

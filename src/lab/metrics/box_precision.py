@@ -38,10 +38,12 @@ class BoxPrecision:
         self.reset()
 
     def reset(self) -> None:
+        """Remove all boxes."""
         self.found: list[Columns] = []
         self.targets = torch.zeros(self.num_classes, dtype=torch.int64)
 
     def update(self, output: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
+        """Add a batch. Raise ConfigError if the shapes or labels do not fit."""
         found = [to_cpu(output[name].detach()) for name in ("boxes", "labels", "scores")]
         target = [to_cpu(batch[name]) for name in ("boxes", "labels")]
         for name, (boxes, labels, *scores) in (("output", found), ("batch", target)):

@@ -28,6 +28,7 @@ class Confusion(SummedMetric):
         self.num_classes, self.ignore_index = num_classes, ignore_index
 
     def count(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the counts of a batch, flat. Raise ConfigError if the shapes or dtypes do not fit."""
         label, classes = batch["y"], self.num_classes
         if label.dim() == output.dim() == 2 and label.shape[1] == 1:
             label = label[:, 0]
@@ -49,6 +50,7 @@ class Confusion(SummedMetric):
         )
 
     def score(self, total: Tensor) -> Score:
+        """Return the score. Raise ConfigError if a label is out of range."""
         if total[-1]:
             raise ConfigError(
                 f"{type(self).__name__}: {int(total[-1]):,} labels are not in 0 to {self.num_classes - 1}: set "
@@ -65,6 +67,7 @@ class MacroF1(Confusion):
     """The mean over classes of 2 TP / (2 TP + FP + FN). Classes without labels and predictions do not count."""
 
     def of_table(self, table: Tensor) -> float:
+        """Return the macro F1."""
         return mean_of_classes(2 * table.diag(), table.sum(0) + table.sum(1))
 
 
@@ -72,6 +75,7 @@ class MeanIoU(Confusion):
     """The mean over classes of TP / (TP + FP + FN). Classes without labels and predictions do not count."""
 
     def of_table(self, table: Tensor) -> float:
+        """Return the mean IoU."""
         return mean_of_classes(table.diag(), table.sum(0) + table.sum(1) - table.diag())
 
 
@@ -96,6 +100,7 @@ class ConfusionMatrix(Confusion):
             raise ConfigError(f"ConfusionMatrix: names={self.names}: expected {num_classes} different names")
 
     def of_table(self, table: Tensor) -> dict[str, float]:
+        """Keep the matrix; return the recalls."""
         self.table = table
         if not self.recall:
             return {}
@@ -103,6 +108,7 @@ class ConfusionMatrix(Confusion):
         return {f"recall_{name}": value for name, value in zip(self.names, recall.tolist())}
 
     def write(self, path: Path) -> None:
+        """Write the matrix as <path>.csv."""
         rows = [["label", *self.names], *([name, *row] for name, row in zip(self.names, self.table.long().tolist()))]
         text = io.StringIO()
         csv.writer(text).writerows(rows)

@@ -24,9 +24,11 @@ class Recall:
         self.reset()
 
     def reset(self) -> None:
+        """Remove all samples."""
         self.seen: list[Tensor] = []
 
     def update(self, output: Any, batch: Mapping[str, Tensor]) -> None:
+        """Add a batch."""
         self.seen.append(torch.stack([one.detach().float() for one in output], 1))
 
     def compute(self, world: World) -> dict[str, float]:

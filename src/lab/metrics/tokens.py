@@ -24,6 +24,7 @@ class ExactMatch:
     """(output, batch) -> (B,): 1 if all tokens equal the target's tokens, otherwise 0."""
 
     def __call__(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return 1 or 0 for each sample, (B,)."""
         pairs = texts(self, output, batch)
         device = batch["y"].device
         return torch.tensor([float(found == target) for found, target in pairs], device=device)
@@ -45,6 +46,7 @@ class TokenErrors(SummedMetric):
         return torch.tensor([errors, sum(len(target) for _, target in pairs)], device=batch["y"].device)
 
     def score(self, total: Tensor) -> float:
+        """Return errors per target token."""
         errors, tokens = total.tolist()
         return errors / tokens if tokens else math.nan
 
@@ -73,6 +75,7 @@ class Bleu(SummedMetric):
         return torch.tensor(counts, device=batch["y"].device)
 
     def score(self, total: Tensor) -> float:
+        """Return BLEU; NaN without target tokens."""
         matches, grams, (found, target) = (part.tolist() for part in total.split([self.max_n, self.max_n, 2]))
         if not target:
             return math.nan

@@ -37,6 +37,7 @@ class MatrixConv(nn.Module):
         self.weight.mul_(len(self.weight) ** 0.5 / self.weight.norm())
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution."""
         return F.conv2d(x, self.weight.view(self.shape), padding=1)
 
 
@@ -56,6 +57,7 @@ class Group(nn.Module):
         self.norm_first, self.norm_second = norm(channels_out), norm(channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the group's output."""
         x = self.first(x)
         x = F.max_pool2d(x, [min(2, side) for side in x.shape[-2:]])
         x = F.gelu(self.norm_first(x))
@@ -97,10 +99,12 @@ class CifarFast(nn.Module):
         self.whiten_weight.copy_(torch.cat([filters, -filters]).view_as(self.whiten_weight))
 
     def normalize(self) -> None:
+        """Normalize all 3x3 convolutions."""
         for module in self.modules():
             if isinstance(module, MatrixConv):
                 module.normalize()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, (B, num_outputs)."""
         x = F.gelu(F.conv2d(x, self.whiten_weight, self.whiten_bias))
         return self.head(self.groups(x).flatten(2).max(2).values) * self.head_scale

@@ -32,6 +32,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Return the block's output, (B, T, D)."""
         size, length, width = x.shape
         parts = self.qkv(self.norm_attention(x)).split(width, 2)  # split, because its backward is a single copy
         query, key, value = (one.view(size, length, self.heads, -1).transpose(1, 2) for one in parts)
@@ -89,6 +90,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor | Unprojected:
+        """Return the logits or Unprojected. Raise ConfigError if there are too many tokens."""
         if tokens.shape[1] > self.position.num_embeddings:
             raise ConfigError(
                 f"GPT got {tokens.shape[1]} tokens, but has positions for {self.position.num_embeddings}: increase "

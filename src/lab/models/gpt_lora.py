@@ -26,6 +26,7 @@ class Adapted(nn.Linear):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
         return F.linear(x, self.weight, self.bias) + self.scale * F.linear(F.linear(x, self.down), self.up)
 
 

@@ -37,6 +37,7 @@ class MLP(nn.Sequential):
         self.input_shape, self.num_inputs = shape, widths[0]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
         if x.shape[1:] != self.input_shape:
             raise wrong_input(self, f"samples of shape {self.input_shape} but got {tuple(x.shape[1:])}", x)
         if not x.is_floating_point():

@@ -139,4 +139,5 @@ class Lora(nn.Module):
         self.model.train()  # peft does not set the mode of frozen modules
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Return the model's output."""
         return self.model(*inputs, **named)

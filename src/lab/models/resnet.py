@@ -45,6 +45,7 @@ class Block(nn.Module):
         self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
         return F.relu(self.shortcut(x) + self.residual(x))
 
 
@@ -107,6 +108,7 @@ class ResNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
         if not self.has_channels and x.dim() == 3:
             x = x.unsqueeze(1)
         if x.dim() != 4 or x.shape[1] != self.channels:

@@ -34,6 +34,7 @@ class TextEncoder(nn.Module):
         nn.init.normal_(self.head.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return the vectors. Raise ConfigError if there are too many tokens."""
         if tokens.shape[1] > self.position.num_embeddings:
             raise ConfigError(
                 f"TextEncoder got {tokens.shape[1]} tokens, but has positions for {self.position.num_embeddings}: "

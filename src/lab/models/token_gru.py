@@ -40,6 +40,7 @@ class TokenGRU(nn.Module):
         return {"hidden": torch.zeros(shape, dtype=weight.dtype, device=weight.device)}
 
     def forward(self, tokens: Tensor, state: Mapping[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the logits and the new state."""
         before = None if state is None else state["hidden"].transpose(0, 1).contiguous()
         x, hidden = self.gru(F.dropout(self.token(tokens), self.dropout, self.training), before)
         logits = F.linear(F.dropout(x, self.dropout, self.training), self.token.weight, self.bias)

@@ -52,6 +52,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, num_outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
         given, x = x, x.unsqueeze(1) if x.dim() == 3 else x
         if x.dim() != 4 or x.shape[1] != self.channels:
             raise wrong_input(self, f"images of {self.channels} channels but got {tuple(given.shape[1:])}", given)

@@ -38,6 +38,7 @@ class ViT(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs. Raise ConfigError if the image has another size."""
         return self.head(self.features(x).mean(1))
 
     def features(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
@@ -74,6 +75,7 @@ class PatchDecoder(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, input_shape[0] * patch**2)
 
     def forward(self, seen: Tensor, kept: Tensor) -> Tensor:
+        """Return the pixels."""
         seen = self.input(seen)
         x = self.missing.to(seen.dtype).expand(len(seen), len(self.position), -1)
         x = x.scatter(1, kept[:, :, None].expand_as(seen), seen) + self.position

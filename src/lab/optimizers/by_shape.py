@@ -54,10 +54,12 @@ class ByShape(Wrapper):
 
     @property
     def takes_found_inf(self) -> bool:
+        """True if both parts declare it."""
         return all(map(takes_found_inf, self.parts))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights with both parts."""
         for part in self.parts:
             part.found_inf = self.found_inf  # type: ignore[attr-defined]
         return self.move(closure)

@@ -34,6 +34,7 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights; see Wrapper for `closure`."""
         loss = loss_of(closure)
         for group, moved in moved_by(self):
             weights, gradients = local_parts(moved), local_parts([p.grad for p in moved])

@@ -39,6 +39,7 @@ class Lookahead(Wrapper):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the fast weights, and the slow ones in every k-th step."""
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         new = {p: p.clone() for group in moved for p in group if "slow" not in self.state.get(p, {})}
         loss = self.move(closure)

@@ -57,6 +57,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights; see Wrapper for `closure`."""
         loss = loss_of(closure)
         for group, moved in moved_by(self):
             momenta = state_of(self, moved, "momentum_buffer")

@@ -40,6 +40,7 @@ class ScheduleFree(Wrapper):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update z, x and y."""
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         z = {p: self.state[p]["z"] if "z" in self.state.get(p, {}) else p.clone() for group in moved for p in group}
         x = {p: self.mean(p, z[p]) for p in z}

@@ -48,6 +48,7 @@ class SOAP(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights, then the preconditioner."""
         loss = loss_of(closure)
         for group, moved in moved_by(self):
             if begun := [p for p in moved if self.state[p]]:

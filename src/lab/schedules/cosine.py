@@ -18,4 +18,5 @@ class Cosine(Constant):
     final: Share
 
     def after(self, progress: float, done: float) -> float:
+        """Return the factor after the warmup."""
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -17,4 +17,5 @@ class Linear(Constant):
     final: Share
 
     def after(self, progress: float, done: float) -> float:
+        """Return the factor after the warmup."""
         return 1 - (1 - self.final) * progress

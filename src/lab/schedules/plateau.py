@@ -33,6 +33,7 @@ class Plateau:
         self.best: float | None = None
 
     def __call__(self, step: int, total_steps: int) -> float:
+        """Return the factor of the learning rate in this step (from 0)."""
         return self.scale * self.warm(step, total_steps)
 
     def on_score(self, score: float, step: int, total_steps: int) -> bool:
@@ -50,7 +51,9 @@ class Plateau:
         return True
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for checkpoints."""
         return {"scale": self.scale, "stale": self.stale, "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
         self.scale, self.stale, self.best = state["scale"], state["stale"], state["best"]

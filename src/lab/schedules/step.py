@@ -23,6 +23,7 @@ class Step(Constant):
     every: Point | None = None
 
     def __post_init__(self) -> None:
+        """Raise ConfigError unless exactly one of milestones and every is given."""
         if (self.milestones is None) == (self.every is None):
             raise ConfigError(
                 f"optim.schedule.milestones={self.milestones}, optim.schedule.every={self.every}: give one of them, "
@@ -32,6 +33,7 @@ class Step(Constant):
             raise ConfigError("optim.schedule.every=0: must be > 0")
 
     def __call__(self, step: int, total_steps: int) -> float:
+        """Return the factor of the learning rate in this step (from 0)."""
         return super().__call__(step, total_steps) * self.gamma ** self.drops(step, total_steps)
 
     def drops(self, step: int, total_steps: int) -> int:
@@ -49,6 +51,7 @@ class Step(Constant):
         return step >= self.step_of("milestones", milestone, total_steps)
 
     def points(self) -> Iterator[tuple[str, float | str]]:
+        """Yield (argument, value) of the points at which the schedule changes the rate."""
         yield from super().points()
         yield from (("milestones", milestone) for milestone in self.milestones or ())
         yield from (("every", every) for every in [self.every] if every is not None)

@@ -223,14 +223,28 @@ def losses_key(task: Task) -> str:
 
 
 class OptimizerStep(Protocol):
-    """The third argument of `Task.train_step`: lab.optimizer_step.OptimizerStep, which describes its methods."""
+    """The third argument of `Task.train_step`, implemented in lab.optimizer_step. Losses are 0-d tensors on the
+    device; their mean over ranks is the (weighted) mean over the samples of the global batch."""
 
     @property
-    def model(self) -> nn.Module: ...
+    def model(self) -> nn.Module:
+        """The model, without DDP's wrapper."""
+
     @property
-    def state(self) -> Any: ...  # the lab.state.TrainState of the run, e.g. for lab.rows.by_row
-    def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]: ...
-    def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]: ...
-    def outputs(self, function: Callable[[Batch], Any], batches: Iterable[Batch]) -> list[Any]: ...
-    def parameters(self, objective: str) -> list[nn.Parameter]: ...
-    def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None: ...
+    def state(self) -> Any:
+        """The lab.state.TrainState of the run, e.g. for lab.rows.by_row."""
+
+    def __call__(self, objective: str, batches: Iterable[Batch]) -> dict[str, Tensor]:
+        """Run forward, backward, clipping and update. Return the losses."""
+
+    def gradients(self, objective: str, batches: Iterable[Batch], loss_name: str = "loss") -> dict[str, Tensor]:
+        """Leave in p.grad the gradients of the loss named `loss_name`. Return the losses."""
+
+    def outputs(self, function: Callable[[Batch], Any], batches: Iterable[Batch]) -> list[Any]:
+        """Return [function(batch), ...] without gradients, with the random numbers of the next forward pass."""
+
+    def parameters(self, objective: str) -> list[nn.Parameter]:
+        """Return the parameters that the objective trains."""
+
+    def update(self, objective: str, closure: Callable[[], Tensor] | None = None) -> None:
+        """Clip the gradients in p.grad and update the weights. closure: for optimizers that require one (LBFGS)."""

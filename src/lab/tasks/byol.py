@@ -42,12 +42,15 @@ class BYOL(Task):
         self.view, self.metrics = Views(fields, augment), metrics
 
     def setup(self, model: nn.Module) -> None:
+        """Build the teacher as a copy of model and projector."""
         self.teacher = copy.deepcopy(nn.Sequential(model, self.projector)).requires_grad_(False)
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the representation of the first field, without augmentation, (B, D)."""
         return model(batch[self.view.fields[0]])
 
     def on_step_end(self, model: nn.Module) -> None:
+        """Update the teacher's EMA."""
         student = nn.Sequential(model, self.projector)
         torch._foreach_lerp_(list(self.teacher.parameters()), list(student.parameters()), 1 - self.decay)
 

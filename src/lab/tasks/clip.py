@@ -33,6 +33,7 @@ class CLIP(InfoNCE):
         self.text_encoder, self.image, self.text, self.metrics = text_encoder, image, text, metrics
 
     def pairs(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Any]:
+        """Return the embeddings of images and texts."""
         one, two = model(batch[self.image]), self.encoded(batch)
         return one, two, (unit(one), unit(two))
 

@@ -41,8 +41,10 @@ class Contrastive(InfoNCE):
         self.view, self.metrics = Views(fields, augment), metrics
 
     def pairs(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Any]:
+        """Return the projections of both views, and the representation of the first."""
         seen = [model(self.view(batch, which)) for which in (0, 1)]
         return self.projector(seen[0]), self.projector(seen[1]), seen[0]
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the representation of the first field, without augmentation, (B, D)."""
         return model(batch[self.view.fields[0]])

@@ -41,10 +41,12 @@ class DDPM(Task):
         self.signal, self.noise = (nn.Buffer(one.sqrt().float(), persistent=False) for one in (kept, 1 - kept))
 
     def setup(self, model: nn.Module) -> None:
+        """Raise ConfigError unless the samples are images (C, H, W)."""
         if len(self.run.input_shape) != 3:
             raise ConfigError(f"task=ddpm: needs images (C, H, W), not data.input_shape={list(self.run.input_shape)}")
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
+        """Return the mean squared error of the predicted noise, (B,)."""
         x, number = 2 * batch["x"] - 1, batch["sample_id"]
         noise = self.noises.normal(number, x[0].numel()).view(x.shape)
         time = self.times.below(number, (self.steps,))[:, 0]

@@ -27,6 +27,7 @@ class Head(nn.Module):
         self.prototypes = nn.Parameter(torch.randn(prototypes, size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the cosine of each sample with each prototype, (B, prototypes)."""
         unit = F.normalize(self.network(x).float(), dim=1)
         with torch.autocast(x.device.type, enabled=False):  # bf16 has two digits, too few for a division by 0.04
             return F.linear(unit, F.normalize(self.prototypes.float(), dim=1))
@@ -70,9 +71,11 @@ class DINO(Task):
         self.center, self.seen = nn.Buffer(torch.zeros(count)), nn.Buffer(torch.zeros(count + 1), persistent=False)
 
     def setup(self, model: nn.Module) -> None:
+        """Build the teacher as a copy of model and head."""
         self.teacher = copy.deepcopy(nn.Sequential(model, self.head)).requires_grad_(False)
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the mean cross-entropy over pairs of views, and the teacher's entropy."""
         views = [one(batch, k) for one in (self.whole, self.local) for k in range(len(one.fields))]
         seen = [model(view) for view in views]
         guessed = [(self.head(one) / self.temperature).log_softmax(1) for one in seen]
@@ -87,14 +90,17 @@ class DINO(Task):
         return {"loss": torch.stack(pairs).mean(0), "entropy": entropy}, seen[0]
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the representation of batch["x"], (B, D)."""
         return model(batch["x"])
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Reset the sum of the teacher's outputs, then run a step."""
         self.step = step
         self.seen.zero_()
         return optimizer_step("", batches)
 
     def on_step_end(self, model: nn.Module) -> None:
+        """Update the teacher's EMA and the center."""
         progress = self.step / self.run.total_steps
         momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
         student = nn.Sequential(model, self.head)

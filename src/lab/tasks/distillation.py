@@ -29,6 +29,7 @@ class Distillation(Task):
         self.criterion, self.frozen_networks = CrossEntropy(0.0), {"teacher": teacher}
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the loss, and its parts: cross_entropy and distance, the scaled KL divergence."""
         output = self.predict(model, batch)
         with torch.no_grad():
             wanted = (self.frozen_networks["teacher"](batch["x"]).float() / self.temperature).log_softmax(1)
@@ -39,4 +40,5 @@ class Distillation(Task):
         return {"loss": loss, "cross_entropy": cross_entropy, "distance": distance}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the student's logits, (B, C)."""
         return model(batch["x"])

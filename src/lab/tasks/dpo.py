@@ -35,6 +35,7 @@ class DPO(Task):
         self.frozen_networks = {"reference": None}
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
+        """Load `weights` into the model. Raise ConfigError if a weight does not fit."""
         if self.source is None:
             return None
         file, state = find_weights(Path(self.source))
@@ -47,10 +48,12 @@ class DPO(Task):
         return load_fitting(model, state, file)
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the loss, margin and accuracy, (B,) each."""
         margin = self.predict(model, batch)
         return {"loss": -F.logsigmoid(margin), "margin": margin, "accuracy": (margin > 0).float()}, margin
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the margins, (B,)."""
         with torch.no_grad():
             before = preferred(self.frozen_networks["reference"], batch)
         return self.beta * (preferred(model, batch) - before)

@@ -45,6 +45,7 @@ class Finetune(Supervised):
         self.still: Callable[[], Iterator[nn.Module]] = lambda: iter(())
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
+        """Load the weights into the model; see `renamed`."""
         file, state = find_weights(Path(self.source))
         return load_fitting(model, self.renamed(state), file, REMEDY)
 

@@ -40,6 +40,7 @@ class FixMatch(Task):
         self.labelled, self.threshold, self.factor, self.metrics = labelled, threshold, factor, metrics
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Count the labeled and the unlabeled samples of the global batch, then run a step."""
         held = list(batches)
         counts = self.run.mean(self.counts(held))
         return optimizer_step("", [batch | {COUNTS: counts.expand(len(batch["x"]), 2)} for batch in held])
@@ -54,6 +55,7 @@ class FixMatch(Task):
         return torch.stack([(known * real).sum(), (~known * real).sum()]).float()
 
     def check_fields(self, batch: Batch) -> None:
+        """Raise ConfigError if the batch lacks a field."""
         if "set" not in batch or (self.training and "strong" not in batch):
             raise ConfigError(
                 f"task=fixmatch: the batch has {sorted(batch)}, but `set` and `strong` are required - use data=mixed "
@@ -87,4 +89,5 @@ class FixMatch(Task):
         return {"loss": loss, "supervised": supervised, "guessed": guessed, "sure": without * sure}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the logits, (B, C)."""
         return model(batch["x"])

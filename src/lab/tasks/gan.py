@@ -44,9 +44,11 @@ class WGAN(Task):
         self.metrics = metrics
 
     def objectives(self, model: nn.Module) -> dict[str, list[nn.Module]]:
+        """Return the critic and the generator."""
         return {"critic": [self.critic], "generator": [model]}
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Update the critic, and the generator in every critic_steps-th step."""
         held = list(batches)
         values = optimizer_step("critic", held)
         return values | optimizer_step("generator", held) if (step + 1) % self.critic_steps == 0 else values
@@ -66,6 +68,7 @@ class WGAN(Task):
         return (slope.norm(dim=1) - 1).square()
 
     def generator_losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the generator's loss: the negative score of its samples, (B,)."""
         made = self.generate(model, batch, "generator")
         return {"loss": -self.scores(made)}, made
 
@@ -80,6 +83,7 @@ class WGAN(Task):
         return self.generate(model, batch, "scored")
 
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any]:
+        """Return an image of generated samples."""
         return {"generated": grid(output[:count])}
 
     def generate(self, model: nn.Module, batch: Batch, stream: str) -> Tensor:

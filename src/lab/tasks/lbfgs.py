@@ -17,6 +17,7 @@ class LBFGS(Supervised):
     """
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Run one step with a closure that computes loss and gradients."""
         held, before = list(batches), dict[str, Tensor]()
 
         def closure() -> Tensor:

@@ -34,6 +34,7 @@ class MAE(Task):
         self.draws = SampleRNG(seed, "MAE")
 
     def setup(self, model: nn.Module) -> None:
+        """Freeze the model's output layer. Raise ConfigError unless the model can encode a part of its patches."""
         if not callable(getattr(model, "features", None)) or not isinstance(getattr(model, "patch", None), int):
             raise ConfigError(
                 f"task=mae: expected a model with `patch` and `features(x, kept)`, got {type(model).__name__} - use "

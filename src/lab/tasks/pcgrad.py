@@ -39,9 +39,11 @@ class PCGrad(Task):
 
     @classmethod
     def loss_names_for(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return the names of the criteria."""
         return tuple(arguments["criteria"])
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
+        """Return the sum of the criteria as the loss, and each criterion, (B,)."""
         output = self.predict(model, batch)
         terms = {
             name: call_with_hints(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()
@@ -49,9 +51,11 @@ class PCGrad(Task):
         return {"loss": torch.stack([*terms.values()]).sum(0), **terms}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the model's output."""
         return model(batch["x"])
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Compute the gradients of each criterion, and update with the sum of the projected ones."""
         held, trained = list(batches), optimizer_step.parameters("")
         values: dict[str, Tensor] = {}
         gradients = []
@@ -104,6 +108,7 @@ class Grouped(nn.Module):
         self.outside, self.group_of = nn.Buffer(outside, persistent=False), nn.Buffer(group_of, persistent=False)
 
     def forward(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the cross-entropy of the groups, (B,)."""
         if output.dim() != 2 or output.shape[1] != len(self.group_of):
             raise ConfigError(
                 f"task.criteria: groups of {len(self.group_of)} labels, but the model's output is {tuple(output.shape)}"

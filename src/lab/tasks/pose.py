@@ -66,6 +66,7 @@ class Pose(Task):
         return {"loss": loss, **values}, pose
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the pose (B, J, 3)."""
         image = batch[self.input]
         # float: half precision is too coarse for millimeters
         return model(image).float().reshape(*image.shape[:2], -1)[..., :3]

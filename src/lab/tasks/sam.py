@@ -26,6 +26,7 @@ class SAM(Supervised):
         self.rho = rho
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
+        """Compute the gradient at w, then at the shifted weights; update w with the second one."""
         held = list(batches)
         here = optimizer_step.gradients("", held)
         with torch.no_grad():

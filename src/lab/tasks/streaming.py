@@ -95,6 +95,7 @@ class Streaming(Supervised):
         self.lanes, self.eval_lanes = lanes, eval_lanes
 
     def setup(self, model: nn.Module) -> None:
+        """Create the states. Raise ConfigError if the model has no initial_state()."""
         if not hasattr(model, "initial_state"):
             raise ConfigError(f"model: {type(model).__name__} has no method initial_state() - use model=token_gru")
         self.states = LaneStates(model.initial_state(), self.lanes, self.eval_lanes)  # type: ignore[operator]
@@ -106,4 +107,5 @@ class Streaming(Supervised):
         return output
 
     def sync_buffers(self) -> None:
+        """Copy the states of all lanes to all ranks."""
         self.states.gather(self.run.world)

@@ -25,8 +25,10 @@ class Supervised(Task):
         self.criterion, self.metrics = criterion, metrics
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
+        """Return the criterion's losses, and the model's output."""
         output = self.predict(model, batch)
         return call_with_hints(self.criterion, "task.criterion", output, batch), output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the model's output for batch["x"]."""
         return model(batch["x"])

@@ -18,6 +18,7 @@ class Transformers(Supervised):
     """
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the logits."""
         ids, lengths = batch["x"].long(), batch.get("x_length")
         mask = None
         if lengths is not None:

@@ -33,6 +33,7 @@ class VAE(Task):
         self.kl_factor, self.draws = kl_factor, SampleRNG(seed, "VAE")
 
     def setup(self, model: nn.Module) -> None:
+        """Raise ConfigError unless the model has an encoder and a decoder."""
         if not isinstance(model, nn.ModuleDict) or not {"encoder", "decoder"} <= model.keys():
             raise ConfigError(f"task=vae: expected a model with an encoder and a decoder, got {type(model).__name__} - "
                               "use model=autoencoder")  # fmt: skip

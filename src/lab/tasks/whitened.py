@@ -45,6 +45,7 @@ class Whitened(Supervised):
         self.views, self.count = views, count
 
     def project(self, model: nn.Module) -> None:
+        """Normalize the kernels, if the model has `normalize`."""
         normalize: Any = getattr(model, "normalize", None)
         if normalize is not None:
             normalize()

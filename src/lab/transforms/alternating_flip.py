@@ -29,9 +29,11 @@ class AlternatingFlip(_PerField):
         self._epoch_samples, self._draws = epoch_samples, SampleRNG(seed, "AlternatingFlip")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Return True for images to mirror, (B,)."""
         # all pixels, because many images may share a background; as integers, whose sum is equal on all devices
         image = x.float().contiguous().view(torch.int32).flatten(1).sum(1)
         return (self._draws.below(image, (2,))[:, 0] + numbers // self._epoch_samples) % 2 == 1
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the images, mirrored if drawn."""
         return torch.where(drawn.view(-1, 1, 1, 1), x.flip(-1), x)

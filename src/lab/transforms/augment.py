@@ -65,6 +65,7 @@ class TrivialAugment(_PerField):
         return torch.stack([kind.float(), torch.where((minus == 1) & (kind < SIGNED), -value, value)], 1)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the changed images. Raise ConfigError for other channels or dtypes."""
         if x.shape[1] not in (1, 3) or not (x.dtype == torch.uint8 or x.is_floating_point()):
             raise ConfigError(
                 "data.transforms: TrivialAugment requires images with one or three channels, uint8 or floats in "

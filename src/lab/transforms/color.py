@@ -46,6 +46,7 @@ class ColorJitter(_PerField):
         return torch.stack([*factors, drawn[:, 3] * self._hue], 1)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the changed images. Raise ConfigError for other channels or dtypes."""
         if x.shape[1] != 3 or not x.is_floating_point():
             raise ConfigError(
                 f"data.transforms: ColorJitter requires floats (B, 3, H, W), got {x.dtype} of {tuple(x.shape)}"

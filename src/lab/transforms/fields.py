@@ -111,6 +111,7 @@ class ToFloat(_PerField):
         self.pixels = pixels
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return x as float32. Raise ConfigError for complex values and, if pixels=integers, wide integers."""
         if x.is_floating_point() or x.dtype == torch.bool:
             return x.float()
         if x.is_complex():
@@ -152,6 +153,7 @@ class Cast(_PerField):
     random = False
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return x as float32."""
         return x.float()
 
 
@@ -161,6 +163,7 @@ class ChannelsFirst(_PerField):
     random = False
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return x as (B, C, H, W). Raise ConfigError unless it has four dimensions."""
         if x.ndim != 4:
             raise ConfigError(f"data.transforms: ChannelsFirst requires (B, H, W, C), got {tuple(x.shape)}")
         return x.permute(0, 3, 1, 2)
@@ -202,6 +205,7 @@ class Normalize(_PerField):
         self._numbers, self._exact = OnDevices(exact.float()), OnDevices(exact)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the normalized values. Raise ConfigError if dtype or channels do not fit."""
         if self._numbers is None:
             raise ConfigError("data.transforms: Normalize.mean=auto: only a run computes it - give numbers here")
         if not x.is_floating_point():
@@ -231,9 +235,11 @@ class RandomFlip(_PerField):
         self._dim, self._draws = dim, SampleRNG(seed, f"RandomFlip{dim}")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Return True for samples to mirror, (B,)."""
         return self._draws.below(numbers, (2,))[:, 0].bool()
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the samples, mirrored if drawn."""
         if not 1 - x.ndim <= self._dim < x.ndim:
             raise ConfigError(f"data.transforms: RandomFlip.dim={self._dim}: the batch has the shape {tuple(x.shape)}")
         return torch.where(drawn.view(-1, *[1] * (x.ndim - 1)), x.flip(self._dim), x)
@@ -277,6 +283,7 @@ class RandomCrop(_PerField):
         return self._draws.below(numbers, places)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the windows."""
         if x.ndim == 3:  # (B, H, W): one channel
             return self.apply(x.unsqueeze(1), drawn).squeeze(1)
         if self._mode == "reflect" and not (x.is_floating_point() and self._padding < min(x.shape[-2:])):
@@ -297,6 +304,7 @@ class _Rectangle(_PerField):
     _value = 0.0
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the images with filled rectangles."""
         top, left, bottom, right = drawn.view(-1, 4, 1).unbind(1)
         y, across = (torch.arange(n, device=x.device) for n in x.shape[-2:])
         inside = ((y >= top) & (y < bottom))[:, None, :, None] & ((across >= left) & (across < right))[:, None, None, :]
@@ -312,6 +320,7 @@ class Cutout(_Rectangle):
         self._size, self._value, self._draws = size, value, SampleRNG(seed, "Cutout")
 
     def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """Return the squares, (B, 4)."""
         begin = self._draws.below(numbers, (x.shape[-2], x.shape[-1])) - self._size // 2
         return torch.cat([begin, begin + self._size], 1)
 

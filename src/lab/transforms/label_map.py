@@ -20,6 +20,7 @@ class LabelMap:
         self.field, self.target, self.threshold = field, target, threshold
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        """Return the batch with label maps. Raise ConfigError if it lacks the images."""
         if self.target not in batch:
             return batch
         shown = field_of(batch, self.field, "LabelMap.field")[:, 0] > self.threshold

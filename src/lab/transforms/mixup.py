@@ -28,6 +28,7 @@ class Mixup:
         self._quantiles, self._draws = OnDevices(_beta_quantiles(alpha)), SampleRNG(seed, "Mixup")
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        """Return the mixed batch. Raise ConfigError if fields or the batch size do not fit."""
         x, y = field_of(batch, self._field, "Mixup.field"), field_of(batch, self._target, "Mixup.target")
         if not x.is_floating_point():
             raise ConfigError(f"data.transforms: Mixup got {self._field!r} as {x.dtype}; put ToFloat before it")

@@ -81,6 +81,7 @@ class RandomResizedCrop(_Sized):
         return torch.stack([top, left, rows, columns], 1)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the resized crops."""
         return resampled(x, drawn, self.height, self.width)
 
 
@@ -90,6 +91,7 @@ class Resize(_Sized):
     random = False
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the resized images."""
         whole = torch.tensor([0, 0, *x.shape[-2:]], device=x.device).expand(len(x), 4)
         return resampled(x, whole, self.height, self.width)
 
@@ -101,6 +103,7 @@ class CenterCrop(_Sized):
     one_size = True
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """Return the center crops. Raise ConfigError if an image is smaller."""
         height, width = x.shape[-2:]
         if height < self.height or width < self.width:
             size = [self.height, self.width]

@@ -46,6 +46,7 @@ class View:
         self.augment = compose(augment.values(), training=True)
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        """Return the batch with the view. Raise ConfigError if it lacks the field."""
         one = {self.field: field_of(batch, self.field, "View.field")}
         changed = self.augment(one, numbers + (self.which << 48)) if self.augment else one
         return {**batch, self.to: changed[self.field]}

@@ -29,6 +29,7 @@ class CenterWindow:
         return spare // 2
 
     def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+        """Return the batch with fields (B, size, ...). Raise ConfigError if a field is missing or has no steps."""
         cut = dict(batch)
         for field in self.fields:
             argument = f"{type(self).__name__}.field"
