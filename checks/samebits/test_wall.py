@@ -102,7 +102,7 @@ def test_lab_translates_the_errors_of_h5rows_where_it_uses_it() -> None:
     assert {name for name in using if "lab.h5_errors" not in imports()[name]} == {"lab.h5_errors"}
 
 
-MOST_LINES = 1474
+MOST_LINES = 1488
 
 
 def test_to_read_the_loop_is_to_read_few_files() -> None:
@@ -233,7 +233,6 @@ ALLOWED = {
     "benchmarks/pack.py": "the writer alone",
     "benchmarks/read_chunks.py": "filters alone",
     "benchmarks/read_gather.py": "one reader alone",
-    "benchmarks/remote.py": "the size of a request",
     "benchmarks/remote_blocks.py": "windows and rings alone",
     "benchmarks/remote_hosts.py": "the size of a block",
     "benchmarks/scale_ranks.py": "counts the messages of ranks",
