@@ -15,6 +15,8 @@ from common import LIBRARIES, ROOT
 
 from samebits.testing.processes import called
 
+GIT = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false")
+
 
 def copy_of_the_project(folder: Path) -> Path:
     """The tracked files and the new ones, as they are now."""
@@ -63,6 +65,18 @@ def run_python(
     """python with these arguments and the modules of a copy of the project; there, or in `cwd`."""
     environment = {**os.environ, "PYTHONPATH": python_path(copy)}
     return called([sys.executable, *arguments], code, seconds, cwd=cwd or copy, env=environment)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run([*GIT, *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def commit(folder: Path) -> Path:
+    """All files as they are, in a new repository if there is none."""
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "as it is")
+    return folder
 
 
 def undrawn(script: str, *arguments: str) -> list[str]:

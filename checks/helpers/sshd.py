@@ -118,7 +118,3 @@ def connected(folder: Path, here: Path) -> Iterator[There]:
         (home / "remote/lab/go").touch()  # ends what a failed test has left
         sshd.terminate()
         sshd.wait()
-
-
-def git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-c", "user.email=a@b.c", "-c", "user.name=a", *arguments], cwd=folder, check=True)

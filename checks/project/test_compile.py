@@ -230,7 +230,7 @@ IMAGES = ("data=synthetic", "data.shape=[3,8,8]", "data.size=200")  # one channe
 
 
 @pytest.mark.slow
-def test_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_last(tmp_path: Path) -> None:
     """The convolutions' weights and the images are in that order, and results are those of a plain run to rounding."""
     seen = []
 

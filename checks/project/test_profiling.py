@@ -38,8 +38,8 @@ from samebits.profiling.functions import flame_graph
 from samebits.profiling.running import PROFILE
 from samebits.testing import (
     assert_equal,
+    assert_undisturbed,
     compose,
-    last_checkpoint,
     metrics,
     resume_run,
     start_run,
@@ -91,8 +91,7 @@ def test_the_parts_of_the_loop_add_up_to_its_time(tmp_path: Path, use: Callable[
     clock = Clocked()
     use(clock)
     run = start_run(tmp_path / "run", *SHORT, "profiler=simple")
-    assert_equal(last_checkpoint(run), last_checkpoint(plain))
-    assert metrics(run) == metrics(plain)
+    assert_undisturbed(run, plain)
     found = profile(run)
     assert found["steps"] == 24 - 5
     timed = {part for part, seconds in found["seconds"].items() if seconds > 0}
@@ -123,8 +122,7 @@ def test_slow_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 def test_torch_writes_a_trace_with_the_parts_and_a_table_of_kernels(tmp_path: Path, plain: Path) -> None:
     run = start_run(tmp_path / "run", *SHORT, "profiler=torch", "profiler.wait=2", "profiler.active=3")
-    assert_equal(last_checkpoint(run), last_checkpoint(plain))
-    assert metrics(run) == metrics(plain)
+    assert_undisturbed(run, plain)
     events = json.loads((run / "profile/trace_rank0.json").read_text())["traceEvents"]
     for part in ("data wait", "forward", "backward", "clip", "optimizer"):
         named = [event for event in events if event.get("name") == part and event.get("cat") == "user_annotation"]
@@ -452,8 +450,7 @@ def test_python_functions_have_a_table_and_a_flame_graph(tmp_path: Path, use: Ca
     plain = start_run(tmp_path / "plain", *short)
     use(Napping())
     run = start_run(tmp_path / "run", *short, "profiler=python", "profiler.wait=2", "profiler.active=6")
-    assert_equal(last_checkpoint(run), last_checkpoint(plain))
-    assert metrics(run) == metrics(plain)
+    assert_undisturbed(run, plain)
     folder = run / "profile"
     assert {path.name for path in folder.iterdir()} == {"functions.txt", "functions.prof", "flame.svg", "stacks.txt"}
     text = (folder / "functions.txt").read_text()

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 from common import QUICK, ROOT
+from fork import commit, git
 from shell import clone_with_environment
-from sshd import LACKS, There, connected, git
+from sshd import LACKS, There, connected
 
 from samebits.testing.processes import limit, processes_with, wait_for
 
@@ -52,9 +53,7 @@ def there(tmp_path: Path) -> Iterator[There]:
     (here / "run").chmod(0o755)
     (here / "it's a $file.txt").write_text("1")
     (here / ".gitignore").write_text("*.h5\noutputs/\n")
-    git(here, "init", "-q")
-    git(here, "add", "-A")
-    git(here, "commit", "-qm", "first")
+    commit(here)
     with connected(tmp_path, here) as machine:
         yield machine
 
@@ -386,9 +385,7 @@ def test_a_run_of_the_project(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with clone_with_environment(tmp_path) as here:
         shutil.rmtree(here / ".git", ignore_errors=True)
-        git(here, "init", "-q")
-        git(here, "add", "-A")
-        git(here, "commit", "-qm", "first")
+        commit(here)
         with connected(tmp_path / "there", here) as machine:
             copy = machine.home / "remote/clone"
             assert "usage: ./run COMMAND" in machine.run("box", "help")  # needs no environment

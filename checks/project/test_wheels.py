@@ -14,11 +14,11 @@ import pytest
 import yaml
 from checking import import_tool
 from common import ROOT
+from fork import GIT, commit, git
 
 from samebits.testing.processes import called
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-GIT = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false")
 PROJECT = '[build-system]\nrequires = ["setuptools>=68"]\n[project]\nname = "{0}"\nversion = "1.2"\n'
 FOUND = '[tool.setuptools.packages.find]\nwhere = ["src"]\n'
 
@@ -26,17 +26,6 @@ FOUND = '[tool.setuptools.packages.find]\nwhere = ["src"]\n'
 @pytest.fixture(scope="module")
 def wheels() -> ModuleType:
     return import_tool("wheels")
-
-
-def git(folder: Path, *arguments: str) -> str:
-    return subprocess.run([*GIT, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
-def commit(folder: Path) -> Path:
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "as it is")
-    return folder
 
 
 @pytest.fixture

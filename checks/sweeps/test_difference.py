@@ -147,7 +147,7 @@ def test_plain_values_are_composed_once_and_what_follows_them_is_resolved(
         assert found[3]["task"]["all"] == {"lr": 3, "momentum": 3, "nested": {"a": 1, "b": 3}}
 
 
-def test_no_job_shares_a_value_with_another(conf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_job_shares_a_value_with_another(conf: Any) -> None:
     with composing(conf) as composer:
         configs = [composer.config(i, "job", [f"seed={i}", "data.size=[4,4]"]) for i in range(3)]
         for cfg in configs[:2]:

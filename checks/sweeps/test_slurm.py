@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, cluster, missing
 from common import QUICK, ROOT, TRAIN
+from fork import commit
 from shell import clone_with_environment
-from sshd import LACKS, connected, git
+from sshd import LACKS, connected
 
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, status
 from samebits.testing.processes import called, limit, processes_with, wait_for, warm
@@ -201,8 +202,7 @@ def test_a_sweep_by_run_remote_survives_a_lost_connection(slurm: Cluster, tmp_pa
     command = ("train", "-m", "hydra/launcher=slurm", *QUICK, *steps)
     (tmp_path / "there").mkdir()
     with clone_with_environment(tmp_path) as here:
-        for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "first")):
-            git(here, *words)
+        commit(here)
         with connected(tmp_path / "there", here) as machine:
             (machine.home / ".bash_profile").write_text(f"export SLURM_CONF={slurm.env['SLURM_CONF']}\n")
             machine.run("box", "help")  # makes the folder

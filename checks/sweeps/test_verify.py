@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 from common import QUICK, ROOT
-from fork import copy_of_the_project, run_python
+from fork import commit, copy_of_the_project, git, run_python
 
 import verify
 from lab.program import PROGRAM, start
@@ -347,22 +347,9 @@ def test_another_seed_and_changed_data_are_found(
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Path]:
-    copy = copy_of_the_project(tmp_path / "project")
-    git(copy, "init", "--quiet")
-    commit(copy, "first")
+    copy = commit(copy_of_the_project(tmp_path / "project"))
     yield copy
     assert git(copy, "worktree", "list").count("\n") == 1, "no worktree is left"
-
-
-def git(folder: Path, *arguments: str) -> str:
-    names = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *names, "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def commit(folder: Path, message: str) -> None:
-    git(folder, "add", "-A")
-    git(folder, "commit", "--quiet", "-m", message)
 
 
 @pytest.mark.slow
@@ -390,7 +377,7 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
     loop.write_text(text)
     (project / "src/lab/half.py").unlink()
     (project / "notes.md").write_text("later")
-    commit(project, "second")
+    commit(project)
     capsys.readouterr()
     with_changes, said = halves("here", False)
     assert not with_changes, "the changes are run only where they are asked for"
@@ -427,7 +414,6 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(source, "LIBRARIES", ("rows_of",))
     (tmp_path / "small/src").mkdir(parents=True)
     (tmp_path / "small/src/train.py").write_text(TRAINS)
-    git(tmp_path, "init", "--quiet", "small")
     return tmp_path / "small"
 
 
@@ -460,13 +446,13 @@ def test_the_commit_s_own_libraries_run_where_they_are_vendored(
     """Before the present ones, which an editable installation has put on the path; with --diff, as they were edited."""
     present = library(small / "packages/rows_of/src", "0.2.0")
     monkeypatch.setenv("PYTHONPATH", str(present))
-    commit(small, "first")
+    commit(small)
     run = run_of(small, tmp_path / "run")
     library(present, "0.2.1")
     edited = run_of(small, tmp_path / "edited")
     assert verified(small, edited, "here")[0] == "the present files"
     library(present, "0.3.0")
-    commit(small, "second")
+    commit(small)
     said, text, page = verified(small, run)
     assert (text, page) == ('__version__ = "0.2.0"\n', "ROOT/packages/rows_of/src/rows_of/__init__.py")
     assert said.endswith(", in a temporary worktree")
@@ -483,7 +469,7 @@ def test_what_no_commit_brings_back_is_said(small: Path, tmp_path: Path, monkeyp
     site = library(tmp_path / "site", "0.2.0")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
-    commit(small, "first")
+    commit(small)
     run = run_of(small, tmp_path / "run")
     assert verified(small, run, "here")[0] == "the present files"
     assert verified(small, run)[0].endswith(", in a temporary worktree")
@@ -531,9 +517,7 @@ def test_another_library_is_a_difference_that_allows_no_rounding(
         ("packages/x/src/samebits/world", "b.at"),
     ],
 )
-def test_a_key_is_called_as_the_engine_that_runs_calls_it(
-    tmp_path: Path, name: str, called: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_called_as_the_engine_that_runs_calls_it(tmp_path: Path, name: str, called: str | None) -> None:
     """A version's own, which may have none; else the one that is installed, which is this one."""
     asked = replace(PROGRAM, root=tmp_path, moved_keys={"b.at": "c.at"})
     assert recompute.as_called(asked, "c.at", tmp_path) == "c.at"

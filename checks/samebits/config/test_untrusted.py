@@ -235,7 +235,7 @@ def test_a_fork_allows_its_own_library_in_one_place() -> None:
 
 @pytest.mark.slow
 def test_a_saved_config_is_not_resolved(
-    stranger: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stranger: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     run_dir = stranger(name="${oc.env:SECRET}")

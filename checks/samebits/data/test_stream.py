@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 import lab.loaders
 from samebits.data import Stream, check_indexed, is_stream
 from samebits.errors import ConfigError
-from samebits.testing import assert_equal, last_checkpoint, metrics, raise_at_step, result, start_run
+from samebits.testing import assert_undisturbed, last_checkpoint, metrics, raise_at_step, start_run
 
 MODEL = [override for override in QUICK if override.startswith(("model", "optim", "logger", "hardware"))]
 COMMON = (
@@ -141,9 +141,7 @@ def test_a_stopped_run_goes_on_exactly(
             with pytest.raises(Exception, match=r"the run failed|ZeroDivisionError"):
                 start_run(run, *COMMON, *more)
     start_run(run, *COMMON, *more)
-    assert_equal(last_checkpoint(run), last_checkpoint(straight))
-    assert metrics(run) == metrics(straight)
-    assert result(run)["val/loss"] == result(straight)["val/loss"]
+    assert_undisturbed(run, straight)
 
 
 @pytest.mark.slow

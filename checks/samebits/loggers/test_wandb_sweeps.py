@@ -160,7 +160,7 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
 
 
 @pytest.mark.slow
-def test_another_run_of_wandbs_is_not_taken_for_this_one(tmp_path: Path, train_command: Command) -> None:
+def test_another_run_of_wandbs_is_not_taken_for_this_one(train_command: Command) -> None:
     """A folder that the sweep's command names, the same for all of its runs."""
     words = [*RUN, "trainer.max_steps=2", "hydra.run.dir=run"]
     ids = {"WANDB_SWEEP_ID": "s1", "WANDB_MODE": "offline"}

@@ -35,19 +35,9 @@ import samebits.world.launch
 import samebits.world.watchdog
 from lab.state import TrainState
 from samebits.errors import RunFailed
+from samebits.runs import is_claimed
 from samebits.testing import assert_undisturbed, last_checkpoint, raise_at_step, resume_run, start_run, status
-from samebits.testing.processes import (
-    called,
-    held_command,
-    holds_lock,
-    importing,
-    limit,
-    sample_of,
-    slow,
-    slowdown,
-    wait_for,
-    warm,
-)
+from samebits.testing.processes import called, held_command, importing, limit, sample_of, slow, slowdown, wait_for, warm
 
 TIMEOUT_S = round(3 * slowdown())  # that a rank may stand still where nothing is wrong
 COMMON = (
@@ -78,7 +68,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     before = children(os.getpid())
     yield
-    assert not holds_lock(tmp_path / "run")
+    assert not is_claimed(tmp_path / "run")
     assert children(os.getpid()) <= before
     assert not [f for f in temporary.iterdir() if not f.name.startswith("torchinductor")]  # torch's, not a rank's
     assert not [f for f in (tmp_path / "run").rglob(".*") if f.name not in (".lock",)]
@@ -183,7 +173,7 @@ def test_a_fault_ends_the_run_and_it_goes_on(
         assert f"rank {rank} hung" in str(end.value)
         assert doing in str(end.value)
         assert "time.sleep(1000)" in shown
-    assert not holds_lock(run)
+    assert not is_claimed(run)
     if place != "evaluation" or fault == "SIGTERM":  # at step 5 the one of step 4 was on the disk
         assert max(int(path.stem[5:]) for path in (run / "checkpoints").glob("[bl]*.pt")) >= 4
     assert_undisturbed(resume_run(run), straight)
@@ -212,7 +202,7 @@ def test_restarts_equal_the_undisturbed_run(tmp_path: Path) -> None:
     assert len(attempts) == shown.count("of 2, from") == 2
     assert all("was killed by SIGKILL" in attempt["message"] for attempt in attempts)
     assert_undisturbed(run, straight)
-    assert not holds_lock(run)
+    assert not is_claimed(run)
 
 
 def two_more(run: Path, parent: int, seen: set[int]) -> set[int] | None:
@@ -258,7 +248,7 @@ def test_torchrun_ends_soon_and_names_the_rank(tmp_path: Path) -> None:
     assert status(run)["status"] == "failed"
     assert "rank 1 has died" in status(run)["error"], shown
     assert status(run)["error"].partition(": ")[2] in shown
-    assert not holds_lock(run)
+    assert not is_claimed(run)
 
 
 def rank_of(pid: int) -> int:
@@ -300,7 +290,7 @@ def test_a_second_ctrl_c_ends_it_now(tmp_path: Path) -> None:
     assert process.returncode == 130, shown
     assert "Traceback" not in shown
     assert status(run)["status"] == "interrupted"
-    assert not holds_lock(run)
+    assert not is_claimed(run)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ class Rule:
     """Restrict a field beyond its type.
 
     words: allowed texts. at_least, at_most, above, below: limits of numbers. interval: epochs are allowed (1ep).
-    duration: times with a unit are allowed (30m). point: epochs and steps with a unit are allowed (10ep, 500st). says:
+    duration: times with a unit are allowed (30m). point: epochs and steps with a unit are allowed (10ep, 500st). hint:
     text at the end of a message: what a number means, or an alternative.
     """
 
@@ -57,7 +57,7 @@ class Rule:
     interval: bool = False
     duration: bool = False
     point: bool = False
-    hint: str = ""  # text at the end of a message
+    hint: str = ""
 
     def limits(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
         """Return (sign, limit, comparison) of each limit that is set."""

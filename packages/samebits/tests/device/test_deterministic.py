@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from samebits.device.hardware import make_deterministic
-from samebits.steps import rng_bytes, set_rng_bytes
-
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _generators_as_they_were() -> Iterator[None]:
-    before = rng_bytes(CPU)
-    yield
-    set_rng_bytes(before, CPU)
 
 
 def test_deterministic_means_all_three_switches(monkeypatch: pytest.MonkeyPatch) -> None:

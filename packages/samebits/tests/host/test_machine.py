@@ -61,7 +61,7 @@ def test_the_first_line_names_the_gpu_and_who_else_is_on_it(
     assert text.startswith("NVIDIA H200, 150 GB; ")
 
 
-def test_each_ranks_gpu_and_who_is_on_it(made_up: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_ranks_gpu_and_who_is_on_it(made_up: dict[str, int]) -> None:
     """On two lines, with all versions; whole in what environment.json keeps."""
     made_up["free"] = 129 * GB + GB // 2
     ranks: list[dict[str, Any] | None] = [machine.gpu_facts(GPU) for _ in range(4)]

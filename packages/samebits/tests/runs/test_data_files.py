@@ -33,7 +33,7 @@ def test_any_byte_of_a_small_file_counts(tmp_path_factory: pytest.TempPathFactor
     assert not is_same(of(one), of(other))
 
 
-def test_of_a_large_file_little_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_file_little_is_read(tmp_path: Path) -> None:
     """Its size, beginning, end and blocks between count; what lies between the blocks is not seen, as documented."""
     large = tmp_path / "large.h5"
     with open(large, "wb") as file:

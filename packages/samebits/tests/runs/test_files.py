@@ -20,7 +20,7 @@ def test_json_files_are_json() -> None:
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [2, None]], "c": value["c"]}
 
 
-def test_new_files_are_in_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_files_are_in_the_patch(tmp_path: Path) -> None:
     """It makes them again, byte for byte; large, binary and hidden ones are named only."""
     texts = {"src/a b.py": "x = 1\n", "no_end.py": "x = '\u00e9'\r\ny", "empty.py": "", "deep/er/z.yaml": "a: 1\n\n\n"}
     others = {

@@ -177,7 +177,7 @@ def test_an_editable_installation_elsewhere_is_hashed_as_it_is(
 
 
 def test_the_same_files_are_the_same_code_however_they_are_installed(
-    project: Path, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wheel, a vendored copy, an editable installation of it."""
     of_wheel = libraries_of(project)

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from samebits.runs import directory
 from samebits.sweeps.ledger import differing
-
-
-@pytest.fixture(autouse=True)
-def _no_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "surroundings", lambda root: directory.Surroundings({"host": "here"}, ""))
 
 
 def test_the_overrides_that_differ() -> None:

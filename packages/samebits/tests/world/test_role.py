@@ -120,7 +120,7 @@ def test_each_rank_of_a_host_computes_on_its_own_gpu(monkeypatch: pytest.MonkeyP
         assert dist_env.device("cuda") == torch.device("cuda", local)
 
 
-def test_interface_towards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_towards() -> None:
     from samebits.world.cluster import interface_towards
 
     assert interface_towards("127.0.0.1") is None, "the others cannot reach a loopback"

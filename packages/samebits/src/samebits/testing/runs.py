@@ -18,7 +18,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from samebits.testing.processes import called, held_command, holds_lock, module, program, registered, wait_for, warm
+from samebits.runs import is_claimed
+from samebits.testing.processes import called, held_command, module, program, registered, wait_for, warm
 
 _composed_options: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
 _yamls: dict[tuple[str, ...], Any] = {}  # {(name, folders of the config): what Hydra has read}
@@ -245,7 +246,7 @@ def kill_at(run_dir: Path, step: int, overrides: tuple[str, ...], suffix: str = 
     wait_for(lambda: any(int(p.stem[5:]) >= step for p in (run_dir / "checkpoints").glob(f"last_*{suffix}")), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not holds_lock(run_dir))  # no rank outlives its parent
+    wait_for(lambda: not is_claimed(run_dir))  # no rank outlives its parent
 
 
 def killed_at(run_dir: Path, steps: Sequence[int], overrides: tuple[str, ...], suffix: str = ".pt") -> Path:

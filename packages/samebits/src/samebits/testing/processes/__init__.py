@@ -15,7 +15,6 @@ from samebits.testing.processes.commands import (
     called,
     free_port,
     held_command,
-    holds_lock,
     importing,
     in_a_terminal,
     processes_with,

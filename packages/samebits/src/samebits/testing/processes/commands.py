@@ -1,9 +1,8 @@
-"""Run commands of the project, and find processes and locks that remain."""
+"""Run commands of the project, and find processes that remain."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pty
 import random
@@ -71,16 +70,6 @@ def processes_with(text: str) -> list[int]:
         except OSError:
             continue
     return [pid for pid in found if pid != os.getpid()]
-
-
-def holds_lock(run_dir: Path) -> bool:
-    """Return True if a process has locked the run."""
-    with open(run_dir / ".lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 HELD = """
