@@ -90,11 +90,8 @@ def parser() -> argparse.ArgumentParser:
     add("--decimal", choices=[".", ","], help="decimal separator of a CSV file [.]")
     add("--encoding", help="text encoding of a CSV file, such as latin-1 [utf-8]")
     add("--escape", type=sign, metavar="SIGN", help="character before quotes in a CSV cell, such as '\\' [doubled]")
-    add(
-        "--empty",
-        metavar="stop|nan|TEXT",
-        help="empty table cells: stop, or read NaN (class -1 for classes); TEXT: also cells with this text [stop]",
-    )
+    empty = "empty table cells: stop, or read NaN (class -1 for classes); TEXT: also cells with this text [stop]"
+    add("--empty", metavar="stop|nan|TEXT", help=empty)
     add("--size", type=image_size, metavar="SIDE|HxW", help="resize images, in pixels")
     add("--crop", choices=["none", "center"], help="center: resize shorter side to --size, crop center [none: stretch]")
     mode = "image mode: RGB, L, RGBA, 'I;16', or P (palette indices) [P if the first has a palette, otherwise RGB]"
@@ -122,23 +119,17 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("file", help="the .h5 file to inspect")
 
     p = verbs.add_parser("repack", help="copy with another layout or codec", argument_default=argparse.SUPPRESS)
-    p.add_argument("source", help="the .h5 file to read")
-    p.add_argument("out", help="the .h5 file to write")
-    p.add_argument("--flatten", action="store_true", help="variable-length data and strings: to flat values + offsets")
-    p.add_argument(
-        "--external", choices=["refuse", "allow"], help="allow: copy data in other files than SOURCE [refuse]"
-    )
-    p.add_argument(
-        "--contiguous", action="store_true", help="also make resizable datasets contiguous; they cannot grow any more"
-    )
-    p.add_argument(
-        "--allow-larger", action="store_true", help="write the copy even if it is many times larger than SOURCE"
-    )
-    codecs = ["none", "gzip", "zstd"]
+    add = p.add_argument
+    add("source", help="the .h5 file to read")
+    add("out", help="the .h5 file to write")
+    add("--flatten", action="store_true", help="variable-length data and strings: to flat values + offsets")
+    add("--external", choices=["refuse", "allow"], help="allow: copy data in other files than SOURCE [refuse]")
+    add("--contiguous", action="store_true", help="also make resizable datasets contiguous; they cannot grow any more")
+    add("--allow-larger", action="store_true", help="write the copy even if it is many times larger than SOURCE")
     chosen = "compress in chunks of whole rows [none: contiguous, fastest to read]"
-    p.add_argument("--codec", choices=codecs, help=chosen)
-    p.add_argument("--level", type=int, help="compression level of the codec")
-    p.add_argument("--rows-per-chunk", type=int, help="use 1 if rows are 64 KB or larger [depends on the row size]")
+    add("--codec", choices=["none", "gzip", "zstd"], help=chosen)
+    add("--level", type=int, help="compression level of the codec")
+    add("--rows-per-chunk", type=int, help="use 1 if rows are 64 KB or larger [depends on the row size]")
     common(p)
     return top
 

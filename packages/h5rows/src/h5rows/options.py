@@ -43,14 +43,12 @@ class PackOptions:
     empty: str = "stop"
     # images
     size: tuple[int, int] | None = None  # (height, width) in pixels
-    crop: Literal["none", "center"] = (
-        "none"  # none: resize to `size`, ignoring the aspect ratio; center: resize the shorter side, then crop
-    )
+    # none: resize to `size`, ignoring the aspect ratio; center: resize the shorter side, then crop
+    crop: Literal["none", "center"] = "none"
     # RGB, L (gray), RGBA, P (palette indices), I;16 (16-bit gray); auto: P if the first image has a palette
     mode: Literal["auto", "RGB", "L", "RGBA", "I;16", "P"] = "auto"
-    exif: Literal["apply", "ignore"] | None = (
-        None  # EXIF orientation: apply or ignore; None: raise an error if an image is not upright
-    )
+    # EXIF orientation: apply or ignore; None: raise an error if an image is not upright
+    exif: Literal["apply", "ignore"] | None = None
     variable: bool = False  # keep each image's own size: flat values + offsets + shapes
     # text
     tokenizer: str = "bytes"

@@ -24,10 +24,8 @@ ZERO_FIRST = r"^[+-]?0[0-9]"  # a postal code, a key
 DIGITS = r"^[0-9]+$"
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*([eE][+-]?\d+)?$"  # 1,5 and 1.234,56 and 1,234.56
-TYPES = {
-    "int": ("int64", "uint64"),
-    "float": ("float64",),
-}  # types for --as int and float; the first one that fits all cells
+# types for --as int and float; the first one that fits all cells
+TYPES = {"int": ("int64", "uint64"), "float": ("float64",)}
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 1 << 24  # float32 rounds numbers between these to 24 bits
 EMPTY = ("", "#n/a", "#na", "n/a", "na", "nan", "-nan", "null")  # empty cells in a column of numbers
 HEADER = "header=True reads it as names, header=False as a sample"

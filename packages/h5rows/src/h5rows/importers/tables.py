@@ -102,11 +102,8 @@ class TableSource(SampleSource):
                 attrs = {"tokenizer": self.options.tokenizer, "vocab_size": tokens.vocab_size}
                 return Field((None,), tokens.dtype, attrs)
             return self._learn_classes(name, columns[0], check=given is None and not pt.is_dictionary(kind))
-        if (
-            pt.is_binary(kind)
-            or pt.is_large_binary(kind)
-            or (pt.is_struct(kind) and kind.get_field_index("bytes") >= 0)
-        ):
+        of_hugging_face = pt.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        if pt.is_binary(kind) or pt.is_large_binary(kind) or of_hugging_face:
             what = f"{self.where}: {name}"
             return self._learn_encoded(name, lambda raw: decoder(given or guess(raw, what), self.options, name))
         if given not in (None, "int", "float"):
