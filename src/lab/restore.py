@@ -19,11 +19,13 @@ from lab.frozen_networks import provide_frozen
 from lab.groups import RootConfig
 from lab.loaders import check_classes_of_run, make_dataset
 from lab.model_io import restore_model
+from lab.project import PROJECT
 from lab.tasks.base import Task
 from samebits.checkpoints import load_weights
 from samebits.compiling import compile_blocks
 from samebits.device import resolve_auto_as_recorded, resolve_hardware
 from samebits.errors import ConfigError
+from samebits.runs import warn_of_changed_files
 from samebits.world import check_no_rank, dist_env, process_group, world_of_one
 
 # an evaluation reads these groups and, of `trainer`, the keys that choose its samples and batches
@@ -62,6 +64,7 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
     check_classes_of_run(dataset, file.parent.parent)
+    warn_of_changed_files(PROJECT.root, file.parent.parent, cfg)
     task = restore_task(config, model, file, payload)
     return Restored(model, task, Experiment(config, hardware, world_of_one(), {split: dataset}), file)
 

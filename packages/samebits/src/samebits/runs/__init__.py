@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.runs.data_files import files_of, is_same, keep_files, other_data
+    from samebits.runs.data_files import files_of, is_same, keep_files, other_data, warn_of_changed_files
     from samebits.runs.directory import (
         BEFORE,
         NOT_COMPUTED,

@@ -31,7 +31,8 @@ log = logging.getLogger("samebits")
 def fingerprints(root: Path, cfg: Any) -> dict[str, dict[str, Any]]:
     """Return {key: {path, bytes, digest}} of the values that name local files.
 
-    Such values are absolute paths, glob patterns, or lists of them. cfg: the resolved config of a run.
+    Such values are absolute paths, glob patterns, or lists of them, of files that can be read. cfg: the resolved config
+    of a run.
     """
     values = {key: value for key, value in flat(plain(cfg)).items() if key.split(".")[0] not in OTHER_GROUPS}
     found = {key: _files(value) for key, value in values.items()}
@@ -44,7 +45,8 @@ def files_of(run_dir: Path) -> dict[str, dict[str, Any]]:
     Raise CorruptFileError if they have a wrong form.
     """
     found = read_json(run_dir / ENVIRONMENT).get("files", {})
-    if not isinstance(found, dict) or not all(isinstance(one, dict) and "digest" in one for one in found.values()):
+    whole = {"path", "bytes", "digest"}
+    if not all(whole <= one.keys() and isinstance(one["bytes"], int) for one in found.values()):
         raise CorruptFileError(f"{run_dir / ENVIRONMENT}: damaged, its key 'files' has a wrong form")
     return found
 
@@ -65,6 +67,15 @@ def keep_files(root: Path, run_dir: Path, cfg: DictConfig, begins: bool) -> list
     return [f"{k}={o['path']}: the same data as {began[k]['path']}" for k, o in moved.items() if is_same(began[k], o)]
 
 
+def warn_of_changed_files(root: Path, run_dir: Path, cfg: Any) -> None:
+    """Log a warning for each file of the run whose content has changed since its start. cfg: the run's config with
+    overrides; a file at another path was chosen by an override."""
+    began = files_of(run_dir)
+    for key, found in fingerprints(root, cfg).items():
+        if key in began and began[key]["path"] == found["path"] and not is_same(began[key], found):
+            log.warning("%s: %s", key, other_data(began[key], found))
+
+
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two fingerprints are equal."""
     return (one.get("bytes"), one["digest"]) == (other.get("bytes"), other["digest"])
@@ -79,12 +90,12 @@ def other_data(began: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _files(value: Any) -> list[str]:
-    """Return the files that a value names, in their order; [] if any part of it is not an existing file."""
+    """Return the files that a value names, in their order; [] if any part of it is not a file that can be read."""
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) and os.path.isabs(name) for name in names):
         return []
     files = [file for name in names for file in ([name] if os.path.lexists(name) else sorted(glob(name)))]
-    return files if all(map(os.path.isfile, files)) else []
+    return files if all(os.path.isfile(file) and os.access(file, os.R_OK) for file in files) else []
 
 
 def _hashed(files: list[str]) -> dict[str, Any]:
