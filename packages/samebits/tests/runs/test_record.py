@@ -140,11 +140,14 @@ def test_an_edit_in_the_second_of_the_commit_is_in_the_patch(project: Path) -> N
     assert code_here(project, known).changes
 
 
-def test_what_git_was_told_to_ignore_is_named(project: Path, caplog: pytest.LogCaptureFixture, home: Path) -> None:
-    git(project, "update-index", "--assume-unchanged", "src/lab/loop.py")
-    surroundings(project)
-    (line,) = caplog.messages
-    assert "edits of src/lab/loop.py are missing (of 1 files)" in line
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_an_edit_that_git_was_told_to_ignore_is_in_the_patch(project: Path, home: Path, flag: str) -> None:
+    file = project / "src/lab/loop.py"
+    git(project, "update-index", flag, "src/lab/loop.py")
+    assert surroundings(project).environment["git_dirty"] is False
+    file.write_text("changed\n")
+    known = surroundings(project)
+    assert (known.diff.count("\n+changed\n"), known.environment["git_dirty"]) == (1, True)
 
 
 def test_a_large_binary_file_is_named_and_the_rest_can_be_applied(project: Path, home: Path) -> None:

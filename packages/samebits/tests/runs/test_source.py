@@ -121,13 +121,10 @@ def test_edits_beside_the_packages_are_the_same_code(project: Path, vendored: Pa
     assert str(code_here(project)) == str(clean) == f"commit {clean.commit:.7}"
 
 
-def test_what_git_was_told_to_ignore_in_a_package_is_named(
-    project: Path, vendored: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_removal_in_a_package_that_git_was_told_to_ignore_is_in_the_patch(project: Path, vendored: Path) -> None:
     git(project, "update-index", "--assume-unchanged", "packages/rows-of/src/rows_of/deep/order.py")
-    surroundings(project)
-    (line,) = caplog.messages
-    assert "edits of packages/rows-of/src/rows_of/deep/order.py are missing (of 1 files)" in line
+    (vendored / "rows_of/deep/order.py").unlink()
+    assert "rows_of/deep/order.py\ndeleted file mode" in surroundings(project).diff
 
 
 # -- libraries elsewhere ---------------------------------------------------------------------------------------------

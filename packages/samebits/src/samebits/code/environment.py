@@ -175,28 +175,28 @@ def uncommitted(root: Path, entries: tuple[bytes, ...]) -> str:
     """Return a patch from the commit to the current files, including new files, and the names of files that are left
     out: large binary files, and new files that are large, binary or hidden (.env may contain secrets). Raise NoAnswer
     if git fails. entries: of `_status`."""
-    names = _new_names(root, entries)
-    if entries == () and not names:
+    names, added = _names(root, entries)
+    if entries == () and not names and not added:
         return ""
     # the commit separates the folders, whose names may contain line breaks
     asked = git(root, "rev-parse", "HEAD", "--show-prefix", "HEAD", "--show-toplevel", "HEAD", "--git-path", "index")
     head, _, places = os.fsdecode(asked).removesuffix("\n").partition("\n")
     prefix, top, own = map(Path, places.split(f"\n{head}\n"))
-    new, left_out, room = [], [], MOST_OF_ALL
+    left_out, room = [], MOST_OF_ALL
     for name in names:
         size = _text_size(root, root / name)
         if size is None or size > room:
             left_out.append(("new", str(prefix / name)))
             continue
         room -= size
-        new.append(name)
+        added.append(name)
     with temporary_folder("git-") as folder:
-        index = folder / "index"  # a copy to which new files are added
+        index = folder / "index"  # a copy to which these files are added
         if (root / own).exists():
             # keeps its time, which git needs to find edits made in the same second as the commit
             shutil.copy2(root / own, index)
-        # any id will do: git reads these files again, because their entries have no times
-        if listed := b"".join(os.fsencode(f"100644 {head}\t{prefix / name}\0") for name in new):
+        # any id will do: git reads these files again, because their entries have no times and no flags
+        if listed := b"".join(os.fsencode(f"100644 {head}\t{prefix / name}\0") for name in added):
             git(root, "update-index", "-z", "--index-info", stdin=listed, index=index)
         for line in git(root, *GIT_DIFF, "--numstat", "-z", "HEAD", index=index).split(b"\0"):
             name = os.fsdecode(line.removeprefix(b"-\t-\t"))
@@ -244,21 +244,21 @@ def _status(root: Path) -> tuple[str | None, tuple[bytes, ...] | None]:
     return oid, entries
 
 
-def _new_names(root: Path, entries: tuple[bytes, ...]) -> list[str]:
-    """Return the files that are not in git and not ignored. In folders of code only the project's own ignore rules
-    count, not the user's. Log a warning about files whose changes git ignores (assume-unchanged). entries: of
-    `_status`."""
+def _names(root: Path, entries: tuple[bytes, ...]) -> tuple[list[str], list[str]]:
+    """Return (new files, files of code in git whose edits git was told to ignore: assume-unchanged, skip-worktree).
+
+    New files are not in git and not ignored. In folders of code only the project's own ignore rules count, not the
+    user's. entries: of `_status`."""
     found = b""
     if any(entry.startswith(b"? ") for entry in entries):
         found = git(root, "ls-files", "--others", "-z", "--exclude-standard")
     tracked_and_new = ("-v", "--cached", "--others", "--exclude-per-directory=.gitignore")
     tags = git(root, "ls-files", "-z", *tracked_and_new, "--", *CODE).split(b"\0")
     found += b"".join(tag[2:] + b"\0" for tag in tags if tag.startswith(b"? "))
-    hidden = [os.fsdecode(tag[2:]) for tag in tags if tag[:1].islower() or tag[:1] == b"S"]
-    if hidden := [name for name in hidden if (root / name).exists()]:
-        how = "git update-index --no-assume-unchanged --no-skip-worktree"
-        _say(f"{DIFF}: edits of {hidden[0]} are missing (of {len(hidden)} files), as git ignores them; run: {how} FILE")
-    return [os.fsdecode(name) for name in dict.fromkeys(found.split(b"\0")) if name]
+    new = [os.fsdecode(name) for name in dict.fromkeys(found.split(b"\0")) if name]
+    unseen = {os.fsdecode(tag[2:]): tag[:1] for tag in tags if tag[:1].islower() or tag[:1] == b"S"}
+    # a sparse checkout lacks files with skip-worktree
+    return new, [name for name, flag in unseen.items() if flag == b"h" or os.path.lexists(root / name)]
 
 
 def _largest(top: Path, name: str) -> int:
