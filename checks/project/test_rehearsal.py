@@ -264,17 +264,27 @@ class InStep(MLP):
         if self.training:
             raise BdbQuit
         return super().forward(x)
+
+class InData:
+    def __init__(self, **arguments): ...
+    def __len__(self):
+        return 99
+    def __getitem__(self, i):
+        raise BdbQuit
 """
 
 
 @pytest.mark.one_quick(1)
-@pytest.mark.parametrize("kind", ["InInit", "InForward", "InStep"])
+@pytest.mark.parametrize("kind", ["model.InInit", "model.InForward", "model.InStep", "data.InData"])
 def test_a_debugger_that_is_quit_interrupts_the_run(
     own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     own.write_text(QUITS)
+    key, _, name = kind.partition(".")
     with pytest.raises(KeyboardInterrupt):
-        start_run(tmp_path / "a", *QUICK, "trainer.max_steps=3", f"model._target_=lab.models.own.{kind}")
+        start_run(
+            tmp_path / "a", *QUICK, "trainer.max_steps=3", "data=synthetic", f"{key}._target_=lab.models.own.{name}"
+        )
     assert read_status(tmp_path / "a")["status"] == "interrupted"
     assert f"the debugger was quit at {own}:" in capfd.readouterr().err
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import sys
 import zlib
+from bdb import BdbQuit
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -245,7 +246,7 @@ class _Making:
         if isinstance(error, (ConfigError, RunFailed)):
             if self._what == "":  # otherwise the error is about the config
                 error.args = (f"{error} ({self})", *error.args[1:])
-        elif isinstance(error, (Exception, SystemExit)):
+        elif isinstance(error, (Exception, SystemExit)) and not isinstance(error, BdbQuit):  # `q` at a breakpoint
             raised = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
             step = f"in {self._step}: " if self._step else ""
             failed = DataFailed(f"data: {step}{raised} ({self})")
