@@ -29,7 +29,9 @@ from lab.models.mlp import MLP
 from samebits.checkpoints import load_checkpoint, shard_plan, sharded
 from samebits.checkpoints.integrity import file_sum
 from samebits.errors import ConfigError, CorruptFileError, RunFailed
+from samebits.loggers import Logger
 from samebits.parallel.fsdp import FIRST_TORCH
+from samebits.process.models import model_of_rank
 from samebits.testing import (
     assert_equal,
     assert_undisturbed,
@@ -45,6 +47,7 @@ from samebits.testing import (
     without_code_generator,
 )
 from samebits.testing.processes import called, on_ranks, sample_of, slow
+from samebits.testing.runs import import_once
 from samebits.world import World, world_of_one
 
 pytestmark = pytest.mark.skipif(torch.__version__ < TorchVersion(FIRST_TORCH), reason=f"needs torch {FIRST_TORCH}")
@@ -608,6 +611,14 @@ def test_versions_that_compute_wrong_gradients_are_refused(
     with pytest.raises(ConfigError, match=message):
         shard(nn.Embedding(0, 2), fsdp_config(), "fp32", two, compiled=False)
     shard(nn.Linear(2, 2), fsdp_config(), "fp32", world_of_one(), compiled=False)  # nothing is sharded
+
+
+def test_an_old_torch_builds_no_model_and_skips_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1"))
+    with pytest.raises(ConfigError, match="requires torch"):
+        model_of_rank(lambda: pytest.fail("built"), None, 0, World(0, 2, 0, torch.device("cpu")), Logger())
+    with pytest.raises(pytest.skip.Exception, match="requires torch"):
+        import_once("trainer=fsdp")
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from samebits.parallel.blocks import checkpoint_activations, find_blocks
     from samebits.parallel.data_parallel import gpus
     from samebits.parallel.ddp import name_unused, with_sync_batchnorm, without_sync, wrap_net
-    from samebits.parallel.fsdp import class_name, describe_shards, padding_note, shard
+    from samebits.parallel.fsdp import check_torch, class_name, describe_shards, padding_note, shard
     from samebits.parallel.meta_init import NeedsValues, build_on_meta
     from samebits.parallel.options import ONE_PROCESS, DDPConfig, FsdpConfig, Strategy, check_share
 else:

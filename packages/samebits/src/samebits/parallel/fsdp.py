@@ -37,6 +37,15 @@ KEY = "trainer.fsdp.wrap"
 FIRST_TORCH = "2.10"
 
 
+def check_torch() -> None:
+    """Raise ConfigError if torch is older than FIRST_TORCH."""
+    if torch.__version__ < FIRST_TORCH:
+        raise ConfigError(
+            f"trainer=fsdp: requires torch {FIRST_TORCH} or newer, because older ones may compute wrong gradients "
+            f"or weights without an error, but torch is {torch.__version__} - install a newer one, or use trainer=ddp"
+        )
+
+
 def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, compiled: bool) -> None:
     """Shard `model` over the ranks and move it to their devices, in place.
 
@@ -52,11 +61,7 @@ def shard(model: nn.Module, config: FsdpConfig, precision: str, world: World, co
             raise ConfigError("trainer.fsdp.cpu_offload=true: requires at least 2 processes, got 1")
         model.to(world.device)
         return
-    if torch.__version__ < FIRST_TORCH:
-        raise ConfigError(
-            f"trainer=fsdp: requires torch {FIRST_TORCH} or newer, because older ones may compute wrong gradients "
-            f"or weights without an error, but torch is {torch.__version__} - install a newer one, or use trainer=ddp"
-        )
+    check_torch()
     _check(model, units, config, precision)
     if compiled:
         for unit in units.values() or [model]:

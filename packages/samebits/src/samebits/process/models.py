@@ -11,7 +11,15 @@ from samebits.compiling import compile_blocks, compiled
 from samebits.device import Hardware, WithBf16Weights, in_channels_last
 from samebits.errors import ConfigError, first_line
 from samebits.loggers import Logger
-from samebits.parallel import NeedsValues, build_on_meta, checkpoint_activations, find_blocks, shard, wrap_net
+from samebits.parallel import (
+    NeedsValues,
+    build_on_meta,
+    check_torch,
+    checkpoint_activations,
+    find_blocks,
+    shard,
+    wrap_net,
+)
 from samebits.process.options import Options
 from samebits.shards import is_sharded
 from samebits.steps import seed_everything
@@ -24,6 +32,7 @@ def model_of_rank(make: Callable[[], nn.Module], why: str | None, seed: int, wor
     Rank 0 builds the model with its weights. Other ranks build it on `meta`, unless the model needs values or `why`, a
     reason against it, is not None. Afterwards all ranks have rank 0's random state.
     """
+    check_torch()
     model = None
     if world.rank and why is None:
         try:

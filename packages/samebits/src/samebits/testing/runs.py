@@ -106,7 +106,13 @@ def compose(*overrides: str, checked: bool = True) -> DictConfig:
 
 
 def import_once(*overrides: str) -> None:
-    """Import the modules that a run with these overrides needs, so that forks of this process need not import them."""
+    """Import the modules that a run with these overrides needs, so that forks of this process need not import them.
+    Skip the test if torch is too old for trainer=fsdp."""
+    if "trainer=fsdp" in overrides:
+        from samebits.parallel.fsdp import FIRST_TORCH
+
+        if torch.__version__ < FIRST_TORCH:
+            pytest.skip(f"trainer=fsdp requires torch {FIRST_TORCH}")
     for name in (*warm.IMPORTS, *registered.imports, *(warm.SHARDING if "trainer=fsdp" in overrides else ())):
         importlib.import_module(name)
 
