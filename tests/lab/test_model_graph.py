@@ -46,30 +46,6 @@ def test_the_run_is_the_same(tmp_path: Path, ranks: int) -> None:
     assert "media/graph/autograd/00000000.svg" in (run / "train.log").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_model_that_asks_for_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
-    """It has the same pictures, by a real batch, and no bit of the run changes."""
-    ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
-    small = ("model.hidden=[16]", "model.dropout=0.3", "trainer.max_eval_batches=1")
-    wanted = start_run(tmp_path / "meta", *SHORT, *small, *ways, "callback=graph")
-    import lab.losses.cross_entropy as module
-
-    original = module.CrossEntropy.__call__
-
-    def asking(self: Any, output: Any, batch: Any) -> Any:
-        assert output.sum().item() < 1e9
-        return original(self, output, batch)
-
-    monkeypatch.setattr(module.CrossEntropy, "__call__", asking)
-    run = start_run(tmp_path / "run", *SHORT, *small, *ways, "callback=graph")
-    plain = start_run(tmp_path / "plain", *SHORT, *small, *ways)
-    for name in ("modules", "autograd"):
-        file = f"media/graph/{name}/00000000.svg"
-        assert (run / file).read_text() == (wanted / file).read_text()
-    assert_equal(without_lines(run), without_lines(plain))
-
-
 @needs("conf/task/gan.yaml")
 @pytest.mark.slow
 def test_each_objective_has_a_picture(tmp_path: Path) -> None:

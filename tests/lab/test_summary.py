@@ -39,24 +39,36 @@ def test_the_table_is_written_and_the_run_is_the_same(tmp_path: Path, ranks: int
 
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])
-def test_a_model_that_asks_for_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
-    """It has the same table, by a real batch, and no bit of the run changes."""
-    ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
-    wanted = (start_run(tmp_path / "meta", *SHORT, *ways, "callback=summary") / "summary.txt").read_text()
+@pytest.mark.parametrize(
+    "callback", ["summary", pytest.param("graph", marks=(needs("conf/callback/graph.yaml"), pytest.mark.slow))]
+)
+def test_a_model_that_asks_for_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callback: str, ranks: int
+) -> None:
+    """It has the same table and the same pictures, by a real batch, and no bit of the run changes."""
+
+    def started(name: str, callback: str) -> tuple[dict[str, str], dict[str, Any]]:
+        ways = () if ranks == 1 else ("trainer=ddp", "hardware.num_procs=2")
+        run = start_run(tmp_path / name, *SHORT, *ways, f"callback={callback}")
+        files = [*run.glob("summary.txt"), *run.rglob("*.svg")]
+        # two lines of metrics.jsonl name the pictures
+        held = {key: value for key, value in last_checkpoint(run).items() if key != "logged_lines"}
+        return {str(file.relative_to(run)): file.read_text() for file in files}, held
+
+    wanted, _ = started("meta", callback)
     import lab.losses.cross_entropy as module
 
     original = module.CrossEntropy.__call__
 
     def asking(self: Any, output: Any, batch: Any) -> Any:
         assert output.sum().item() < 1e9
-        assert output[batch["y"] > 4].isfinite().all()
+        assert callback == "graph" or output[batch["y"] > 4].isfinite().all()  # it would be in the picture
         return original(self, output, batch)
 
     monkeypatch.setattr(module.CrossEntropy, "__call__", asking)
-    run = start_run(tmp_path / "run", *SHORT, *ways, "callback=summary")
-    plain = start_run(tmp_path / "plain", *SHORT, *ways)
-    assert (run / "summary.txt").read_text() == wanted
-    assert_equal(last_checkpoint(run), last_checkpoint(plain))
+    (found, run), (nothing, plain) = started("run", callback), started("plain", "none")
+    assert (len(found), found, nothing) == (1 if callback == "summary" else 2, wanted, {})
+    assert_equal(run, plain)
 
 
 @pytest.mark.slow
