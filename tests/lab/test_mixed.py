@@ -242,11 +242,6 @@ def test_parts_of_several_files_and_of_python_are_read_alike(folder: Path) -> No
     for field, values in data.gather(rows).items():
         assert torch.equal(values, batch[field])
     assert batch["x"][data.part_of(rows) == 1].flatten(1).unique(dim=0).shape[0] == 11 + 70  # c's rows come twice
-    own = rows[data.part_of(rows) == 1]
-    alone = data.gather(own)
-    data.parts["b"] = InNewMemory(data.parts["b"])
-    for field, values in data.gather(own).items():  # one part has all rows
-        assert torch.equal(values, alone[field])
 
 
 class Python:
@@ -257,10 +252,3 @@ class Python:
 
     def gather(self, rows: np.ndarray, out: Any) -> dict[str, Tensor]:
         return self.inner.gather(rows, out)
-
-
-class InNewMemory(Python):
-    """Ignores the memory that it is given."""
-
-    def gather(self, rows: np.ndarray, out: Any) -> dict[str, Tensor]:
-        return self.inner.gather(rows, None)

@@ -104,13 +104,8 @@ class Mixed:
         arrays = {field: values.numpy() for field, values in out.items()}  # torch's threads hang in a forked worker
         for k, name, local, at in self._places(rows):
             part, spec = self.parts[name], self.specs[name]
-            of_part = {field: out[field] for field in spec}
-            if len(at) == len(rows):
-                for field, values in (part.gather(local, of_part) or {}).items():
-                    if field in of_part and values.data_ptr() != of_part[field].data_ptr():  # gather ignored `out`
-                        arrays[field][:] = values.numpy()
-            elif hasattr(part, "gather_at"):
-                part.gather_at(local, of_part, at)
+            if hasattr(part, "gather_at"):
+                part.gather_at(local, {field: out[field] for field in spec}, at)
             else:
                 for field, values in part.gather(local, None).items():
                     arrays[field][at] = values.numpy()
