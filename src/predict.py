@@ -54,8 +54,6 @@ def main() -> int:
     except (ConfigError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        return 130
     print(f"{args.out}: " + ", ".join(f"{name} {kind} {shape}" for name, (shape, kind) in spec.items()))
     return 0
 

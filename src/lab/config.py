@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 from omegaconf import DictConfig
@@ -26,7 +24,7 @@ from samebits.credentials import HIDDEN
 from samebits.errors import ConfigError
 from samebits.process import EngineGroups
 from samebits.saved import flat
-from samebits.schema import below_outputs, did_you_mean, plain, regex, show, split_own, typed
+from samebits.schema import at, below_outputs, did_you_mean, plain, regex, show, split_own, typed
 from samebits.targets import check_targets, complete, locate
 
 # TARGETS: nodes that are built. COLLECTIONS: nodes whose entries are built. OWN_*: keys that the run reads itself
@@ -141,7 +139,7 @@ def with_run_values(values: dict[str, Any]) -> dict[str, Any]:
 
 def asked_of_run(values: dict[str, Any]) -> dict[str, Any]:
     """Return {argument: value} of PROJECT.asked; a node gets those that its target has as arguments."""
-    return {name: reduce(getitem, key.split("."), values) for name, key in PROJECT.asked.items()}
+    return {name: at(values, key.split(".")) for name, key in PROJECT.asked.items()}
 
 
 def given_by_run(values: dict[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -50,11 +50,6 @@ class Data:
         """The splits val*, which are evaluated during training. At the end, all splits except train are evaluated."""
         return {split: loader for split, loader in self.eval_loaders.items() if split.startswith("val")}
 
-    @property
-    def source(self) -> Stream | None:
-        """The training set if it is a stream, otherwise None."""
-        return self.sets["train"] if isinstance(self.sets["train"], Stream) else None
-
     def __enter__(self) -> Data:
         return self
 

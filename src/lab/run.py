@@ -141,7 +141,8 @@ def build(
     state, loss_modules = replace(experiment, hardware=hardware).start_training(model, task, total_steps, epochs)
     order = data.train.plan.order  # type: ignore[attr-defined]
     state.epoch_samples = task.run.epoch_samples
-    state.source, state.order = data.source, order if isinstance(order, StatefulOrder) else None
+    state.source = dataset if isinstance(dataset, Stream) else None
+    state.order = order if isinstance(order, StatefulOrder) else None
     buffer_checks = BufferChecks(LossModule(model, task), task, state.ema, model)
     if state.ema is not None and (name := next((n for n, p in task.named_parameters() if p.requires_grad), None)):
         logger.warn(
