@@ -94,31 +94,24 @@ def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
 
 @contextmanager
 def as_before(state: TrainState, run: RunContext, others: Iterable[Any] = ()) -> Iterator[None]:
-    """Restore a run and other objects after this block; see `unchanged`. Nothing is compiled in it, because the size of
-    this batch must not determine the compiled code of the training."""
-    modules = [module for module in (state.model, state.ema, state.task) if module is not None]
-    eager = torch.compiler.set_stance("force_eager") if run.hardware.compile else nullcontext()
-    with unchanged(modules, [*state.task.metrics.values(), *others], run.world.device), eager:
-        yield
+    """Restore RNG states and the attributes of modules, metrics and other objects after this block, including the
+    content of tensors (except parameters), lists, dicts, sets and random generators.
 
-
-@contextmanager
-def unchanged(modules: Iterable[nn.Module], others: Iterable[Any], device: torch.device) -> Iterator[None]:
-    """Restore RNG states and the attributes of modules and other objects after this block, including the content of
-    tensors (except parameters), lists, dicts, sets and random generators."""
+    Nothing is compiled in it, because the size of this batch must not determine the compiled code of the training."""
     undo: list[Callable[[], Any]] = []
-    before, seen = rng_bytes(device), set[int]()
-    holders = {id(part): part for module in modules for part in module.modules()}
-    for other in others:
-        holders |= {id(one): one for one in (other.modules() if isinstance(other, nn.Module) else [other])}
+    device, seen, holders = run.world.device, set[int](), dict[int, Any]()
+    before = rng_bytes(device)
+    for one in (state.model, state.ema, state.task, *state.task.metrics.values(), *others):
+        holders |= {id(part): part for part in (one.modules() if isinstance(one, nn.Module) else [one])}
     for holder in holders.values():
         keep(getattr(holder, "__dict__", None), undo, seen)
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if run.hardware.compile else nullcontext():
+            yield
     finally:
         with torch.no_grad():
-            for restore_modes in undo:
-                restore_modes()
+            for restore in undo:
+                restore()
         set_rng_bytes(before, device)
 
 
@@ -130,12 +123,12 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
     if isinstance(value, Tensor):
         copied, version = value.detach().clone(), value._version
 
-        def restore_modes() -> None:
+        def restore() -> None:
             # writing an equal value would count as a change (BufferChecks)
             if value._version != version or not torch.equal(value, copied):
                 value.copy_(copied)
 
-        undo.append(restore_modes)
+        undo.append(restore)
     elif isinstance(value, torch.Generator):
         state = value.get_state()
         undo.append(lambda: value.set_state(state))

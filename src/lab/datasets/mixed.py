@@ -62,7 +62,9 @@ class Mixed:
         self.class_names = _classes(self.parts)
         if all(hasattr(part, "gather") for part in self.parts.values()):  # otherwise the loader reads single samples
             self.spec, self.gather = self.fields, self._gather
-            self.nbytes = sum(getattr(part, "nbytes", _bytes(self.specs[n]) * len(part)) for n, part in self._items())
+            self.nbytes = sum(
+                getattr(part, "nbytes", _bytes(self.specs[n]) * len(part)) for n, part in self.parts.items()
+            )
         if all(hasattr(part, "advise") for part in self.parts.values()):
             self.advise = self._advise
             for kept in ("ahead_bytes", "kept_bytes"):  # of remote files
@@ -83,9 +85,6 @@ class Mixed:
             for part in self.parts.values()
             if hasattr(part, "shared_rows")
         )
-
-    def _items(self) -> Iterator[tuple[str, Any]]:
-        return iter(self.parts.items())
 
     def _places(self, rows: np.ndarray) -> Iterator[tuple[int, str, np.ndarray, np.ndarray]]:
         """Yield (index, name, row in the part, positions in the batch) for each part that contains some of the rows."""
@@ -131,7 +130,7 @@ class Mixed:
 
     def describe(self) -> list[str]:
         """Return a line for each field of each part: how it is read, and why."""
-        return [f"{name}: {line}" for name, p in self._items() if hasattr(p, "describe") for line in p.describe()]
+        return [f"{name}: {line}" for name, p in self.parts.items() if hasattr(p, "describe") for line in p.describe()]
 
     def batch_transform(self, training: bool, prepared: Callable[[Any], Any]) -> PartTransforms | None:
         """Return the transforms of the parts as one transform; None if there are none. prepared: compiles a transform

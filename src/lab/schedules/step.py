@@ -42,13 +42,10 @@ class Step(Constant):
             every = self.every
             ends = lambda count: self.step_of("every", every, total_steps, count)  # noqa: E731
             return bisect_right(range(1, step + 2), step, key=ends)
-        return sum(self.is_past(milestone, step, total_steps) for milestone in self.milestones or ())
-
-    def is_past(self, milestone: float | str, step: int, total_steps: int) -> bool:
-        """Return whether this step is at a milestone or after it."""
-        if not isinstance(milestone, str):
-            return step / total_steps >= milestone
-        return step >= self.step_of("milestones", milestone, total_steps)
+        return sum(
+            step >= self.step_of("milestones", one, total_steps) if isinstance(one, str) else step / total_steps >= one
+            for one in self.milestones or ()
+        )
 
     def points(self) -> Iterator[tuple[str, float | str]]:
         """Yield (argument, value) of the points at which the schedule changes the rate."""
