@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from common import QUICK
+from common import QUICK, ROOT
 
 from lab.callbacks.base import Callback
 from samebits.errors import RunFailed
+from samebits.status import read_failure
 from samebits.testing import result, start_run
+from samebits.world import RankLauncher
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.save_every=2")
 
@@ -62,3 +66,18 @@ def test_the_best_checkpoint_of_a_result_is_found_where_the_run_is(tmp_path: Pat
     run = start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2").rename(tmp_path / "b")
     assert (run / result(run)["best_checkpoint"]).is_file()
     assert not Path(result(run)["best_checkpoint"]).is_absolute()
+
+
+def test_a_rank_that_aborts_is_told_the_likely_cause(tmp_path: Path) -> None:
+    def work(directory: Path) -> None:
+        if os.environ["RANK"] == "1":
+            faulthandler.disable()
+            os.abort()
+
+    with pytest.raises(RunFailed):
+        RankLauncher().run(work, tmp_path, 2)
+    message = (read_failure(tmp_path) or {})["message"]
+    assert message.startswith("rank 1 was killed by SIGABRT (native code gave up")
+    page = "docs/troubleshooting.md"
+    section = (ROOT / page).read_text().partition("### Killed by SIGABRT\n")[2].partition("\n#")[0]
+    assert page in message and "trainer.pad_eval_batches=true" in section  # noqa: PT018

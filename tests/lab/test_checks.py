@@ -3,9 +3,7 @@
 # ruff: noqa: E501 - lines as users see them
 from __future__ import annotations
 
-import faulthandler
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from common import QUICK, ROOT, needs
+from common import QUICK, needs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn import utils
@@ -32,9 +30,7 @@ from lab.tasks.supervised import Supervised
 from samebits.checkpoints import BufferChecks
 from samebits.device import resolve_hardware
 from samebits.errors import ConfigError, RunFailed
-from samebits.status import read_failure
 from samebits.testing import compose, last_checkpoint, start_run, values
-from samebits.world import RankLauncher
 
 CrossEntropy, Accuracy, MLP = lab.losses.cross_entropy.CrossEntropy, lab.metrics.accuracy.Accuracy, lab.models.mlp.MLP
 SHORT = (*QUICK, "trainer.max_steps=2", "trainer.log_every=1", "trainer.eval_every=2", "hardware.micro_batch_size=33")
@@ -222,21 +218,6 @@ def test_a_collective_that_breaks_in_an_evaluation_names_the_key(monkeypatch: py
         forward_loss(nn.Linear(4, 3), task, batch)
     with pytest.raises(ValueError, match="has not been initialized"):
         forward_loss(nn.Linear(4, 3), task, batch)
-
-
-def test_a_rank_that_aborts_is_told_the_likely_cause(tmp_path: Path) -> None:
-    def work(directory: Path) -> None:
-        if os.environ["RANK"] == "1":
-            faulthandler.disable()
-            os.abort()
-
-    with pytest.raises(RunFailed):
-        RankLauncher().run(work, tmp_path, 2)
-    message = (read_failure(tmp_path) or {})["message"]
-    assert message.startswith("rank 1 was killed by SIGABRT (native code gave up")
-    page = "docs/troubleshooting.md"
-    section = (ROOT / page).read_text().partition("### Killed by SIGABRT\n")[2].partition("\n#")[0]
-    assert page in message and "trainer.pad_eval_batches=true" in section  # noqa: PT018
 
 
 # ---- what a checkpoint does not hold
