@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 import warnings
-from collections import UserDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +59,8 @@ class Predictor(nn.Module):
         return tuple(found.values())
 
 
-class Noted(UserDict[str, Tensor]):
-    """A batch that records in `read` the names of the fields that are read, also by `get`, `items` and dict(batch)."""
+class Noted(dict[str, Tensor]):
+    """A batch that records in `read` the names of the fields that are read."""
 
     def __init__(self, batch: dict[str, Tensor]) -> None:
         super().__init__(batch)
@@ -71,6 +70,21 @@ class Noted(UserDict[str, Tensor]):
         value = super().__getitem__(name)
         self.read += [] if name in self.read else [name]
         return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the field, or `default`."""
+        return default if name not in self else self[name]  # noqa: SIM401 - notes the field
+
+    def __iter__(self) -> Iterator[str]:  # also makes dict(batch) and {**batch} read each field
+        return iter(super().keys())
+
+    def items(self) -> Any:
+        """Return all fields."""
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        """Return the values of all fields."""
+        return [self[name] for name in self]
 
 
 def export_onnx(
