@@ -45,7 +45,7 @@ class Drawing(nn.Module):
 class Wrong(nn.Module):
     def __init__(self, input_shape, num_outputs, how):
         super().__init__()
-        self.first, self.how = nn.Linear(64, 16), how
+        self.first, self.how, self.parts = nn.Linear(64, 16), how, (k for k in how) if how == "uncopied" else None
         self.last = nn.Linear(32 if how == "size" else 16, num_outputs)
 
     def forward(self, x):
@@ -156,6 +156,7 @@ MISTAKES = {
     "an array": (("model._target_=lab.models.own.Wrong", "+model.how=array", *OTHER_MODEL), "model: TypeError: linear(): argument 'input' (position 1) must be Tensor, not numpy.ndarray ({own}, line 37); in last, Linear(in_features=16, out_features=10, bias=True): input ndarray (64, 16) float32; the batch has x ("),
     "a list": (("model._target_=lab.models.own.Wrong", "+model.how=list", *OTHER_MODEL), "model: TypeError: linear(): argument 'input' (position 1) must be Tensor, not list ({own}, line 37); in last, Linear(in_features=16, out_features=10, bias=True): input list; the batch has x ("),
     "a layer of forward": (("model._target_=lab.models.own.Wrong", "+model.how=grown", *OTHER_MODEL), "model: Wrong creates the parameter more.weight in `forward`, so it would not be trained: create it in __init__"),
+    "a copy": (("model._target_=lab.models.own.Wrong", "+model.how=uncopied", *OTHER_MODEL, "trainer.ema_decay=0.9"), "model: Wrong cannot be copied for the weight average (TypeError: cannot pickle 'generator' object): create what cannot"),
     "a size, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=size", *OTHER_MODEL, "trainer.eval_every=null"), "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
     "numpy, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=numpy", *OTHER_MODEL, "trainer.eval_every=null"), "model: RuntimeError: Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead. ({own}, line 35); in the model, Wrong(): x (64, 1, 8, 8) float32, h (64, 16) float32; the batch"),
 }  # fmt: skip

@@ -38,7 +38,7 @@ from lab.tasks.base import Task, TaskRun, overrides
 from samebits.checkpoints import Optimizers
 from samebits.data import Stream
 from samebits.device import BLOCKS, Hardware
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, one_line
 from samebits.loggers import Logger
 from samebits.process import model_of_rank, to_devices
 from samebits.schema import did_you_mean
@@ -195,7 +195,13 @@ def make_state(
 ) -> TrainState:  # fmt: skip
     """Return the training state of a new run. model, task: as Experiment.build_model_and_task returns them; they are
     moved to the device in place, or the model is sharded over the ranks. epochs: for schedules that count epochs."""
-    ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task, model) else None
+    try:
+        ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task, model) else None
+    except (TypeError, RuntimeError) as error:  # a lock, a generator, torch.nn.utils.weight_norm
+        raise ConfigError(
+            f"model: {type(model).__name__} cannot be copied for the weight average ({one_line(error)}): create what "
+            "cannot be copied in `forward`, or train without the average"
+        ) from error
     to_devices(model, ema, task, config, hardware, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
         raise ConfigError(
