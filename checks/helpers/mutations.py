@@ -209,9 +209,9 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "checks/samebits/world/test_ends.py::test_every_end_of_every_loader[some]"),
     (
         "samebits/data/loading/samples.py",
-        "elif isinstance(error, (Exception, SystemExit)):",
-        "elif isinstance(error, Exception):",
-        "checks/samebits/data/test_worker_processes.py::"
+        "elif isinstance(error, (Exception, SystemExit)) and",
+        "elif isinstance(error, Exception) and",
+        "packages/samebits/tests/data/test_workers.py::"
         "test_a_data_set_that_fails_is_named_with_row_and_split[sample-reader6-sys.exit]",
     ),
     ("samebits/process/parent.py", "check_stop(program, run_dir, process.stop_at_step, overrides)", "pass",
