@@ -165,7 +165,7 @@ OF_THE_COMMAND = [
     row("hydra.run.dir=", "hydra.run.dir: is empty - set a folder, hydra.run.dir=..., or remove it to use a folder below outputs/"),
     row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - set a folder, hydra.sweep.dir=..., or remove it to use a folder below outputs/"),
     row("-m data=h5 data.path=", "job 0 (data=h5 data.path=): data.path: is empty - set data.path=..., or remove it"),
-    row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - the run directory cannot be created; set another one, hydra.run.dir=...", files={"file": ""}),
+    row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - the run directory cannot be created; set another one, hydra.run.dir=... (to resume: hydra.run.dir=RUN resume=auto)", files={"file": ""}),
 ]  # fmt: skip
 # what the check of a composed config says
 VALUES = [

@@ -59,9 +59,11 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
     if isinstance(error, CompactHydraException):
         return one_line(error)
     if isinstance(error, OSError) and error.filename:  # Hydra creates the run's folder
-        made = traceback.extract_tb(error.__traceback__)[-1].name == "mkdir"
-        remedy = " - the run directory cannot be created; set another one, hydra.run.dir=..." if made else ""
-        return f"{error.filename}: {error.strerror}{remedy}"
+        text = f"{error.filename}: {error.strerror}"
+        if traceback.extract_tb(error.__traceback__)[-1].name == "mkdir":
+            text += " - the run directory cannot be created; set another one, hydra.run.dir=... "
+            text += "(to resume: hydra.run.dir=RUN resume=auto)"
+        return text
     if isinstance(error, UnicodeDecodeError) and (line := yamls.not_utf8(argv, project.conf)):
         return line
     if isinstance(error, ValueError) and str(error).startswith("Config group override"):  # a number, null, true
