@@ -65,6 +65,8 @@ def main() -> int:
     )
     parser.add_argument("--update", metavar="TEMPLATE[@TAG]", help="in a fork: take the libraries of this template")
     args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that temporary folders are removed
     try:
         present = own_package(ROOT)
         if args.update:

@@ -329,27 +329,31 @@ def test_a_repository_that_the_environment_names_is_not_read(
         tools.check_folder(tmp_path / "own", keeps=False)
 
 
-# arguments: when Ctrl-C arrives, the folder
+# arguments: when a signal arrives, the folder, the signal
 INTERRUPTED = """
 import signal, sys
 sys.path.insert(0, "tools")
 import fork
-before = getattr(fork, sys.argv[1])
+when, folder, number = sys.argv[1:]
+before = getattr(fork, when)
 def interrupted(*given, **named):
-    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(int(number))
     return before(*given, **named)
-setattr(fork, sys.argv[1], interrupted)
+setattr(fork, when, interrupted)
 fork.tidy = lambda tree: None
-sys.argv[1:] = ["--without", "gan", "--into", sys.argv[2]]
+sys.argv[1:] = ["--without", "gan", "--into", folder]
 sys.exit(fork.main())
 """
 
 
-@pytest.mark.parametrize(("when", "code"), [("tracked", 130), ("place", 0)])
-def test_ctrl_c_stops_a_fork_before_it_changes_files(when: str, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, when, str(tmp_path / "fork")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize(("when", "number", "code"), [("tracked", 2, 130), ("tracked", 15, 143), ("place", 15, 0)])
+def test_a_signal_stops_a_fork_before_it_changes_files(when: str, number: int, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, when, str(tmp_path / "fork"), str(number)]
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, "")
+    assert list((tmp_path / "temporary").iterdir()) == []
     assert (tmp_path / "fork/conf").exists() == (code == 0)
     assert not (tmp_path / "fork.partial").exists()
 
