@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ import pytest
 import torch
 from running import limit
 
-from h5rows.dataset import Dataset
+from h5rows.dataset import Dataset, _ShardRows
 from h5rows.errors import ConfigError
 from h5rows.reading import fields, filters
 
@@ -65,6 +66,28 @@ def check(data: Dataset, seed: int) -> str:
 
 def send(data: Dataset, seed: int, queue: Any) -> None:
     queue.put(check(data, seed))
+
+
+def test_a_forked_child_does_not_wait_for_what_another_thread_was_computing() -> None:
+    """As functools.cached_property does before Python 3.12, for all objects of a class."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(list[int]):
+        def __len__(self) -> int:
+            begun.set()
+            return goes_on.wait() + 1
+
+    thread = threading.Thread(target=lambda: _ShardRows(np.arange(3), Slow()).touched)  # type: ignore[arg-type]
+    thread.start()
+    begun.wait()
+    if not (child := os.fork()):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not pytest-timeout's
+        signal.alarm(int(limit(10)))
+        os._exit(_ShardRows(np.arange(3), np.array([0, 3])).touched != [0])
+    status = os.waitpid(child, 0)[1]
+    goes_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 @pytest.mark.slow
@@ -200,7 +223,7 @@ def test_filters_of_hdf5plugin_are_found(tmp_path: Path) -> None:
     code = """if True:
         import pickle, sys, numpy
         assert "hdf5plugin" not in sys.modules
-        from h5rows.dataset import Dataset
+        from h5rows.dataset import Dataset, _ShardRows
         data = Dataset(sys.argv[1], {"x": "x", "y": "y"}, "all", {"all": {"group": "/"}})
         assert all(value.tolist() == list(range(64)) for value in data.gather(numpy.arange(64)).values())
         sys.stdout.buffer.write(pickle.dumps(data))

@@ -11,7 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -34,6 +34,7 @@ from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import MappedShards
 from h5rows.reading.shared import coded, once
+from h5rows.reading.stored import cached_property
 from h5rows.row_sets import Block, RowSet, count_below, count_shared, rows_of_shards, rows_within
 from h5rows.selection import check_folds, fold_rows, groups_in_share, share_of_rows
 

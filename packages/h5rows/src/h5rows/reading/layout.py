@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import h5py
@@ -19,7 +18,7 @@ import numpy as np
 
 from h5rows.reading import filters
 from h5rows.reading.opening import is_remote
-from h5rows.reading.stored import Identity, Stored, stored
+from h5rows.reading.stored import Identity, Stored, cached_property, stored
 
 _TABLE = 1 << 20  # chunks that are listed even if few of them are written
 _MISPLACED = "chunks that HDF5 lists in wrong places"

@@ -11,7 +11,6 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import h5py
@@ -23,7 +22,7 @@ from h5rows.reading import filters
 from h5rows.reading.layout import Layout
 from h5rows.reading.opening import BORROWERS, Held, check_same, hold, is_remote, unreadable
 from h5rows.reading.raw import ChunkCache, Probes, RawFile, raw_file, run_in_threads
-from h5rows.reading.stored import identity
+from h5rows.reading.stored import cached_property, identity
 
 
 class _AsTheyAre:

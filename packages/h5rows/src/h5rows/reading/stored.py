@@ -5,8 +5,9 @@ Most of the time of opening a set of many files is spent on such properties.
 
 from __future__ import annotations
 
+import functools
 import os
-from functools import cached_property
+from typing import Any
 
 import h5py
 
@@ -15,6 +16,18 @@ from h5rows.reading.folders import is_remote
 Identity = tuple[int, int, int, int]  # device, inode, size, time of the last change
 State = tuple[int, int, int, int, int]  # these, and the time of the last change of the inode
 Pipeline = tuple[tuple[int, tuple[int, ...]], ...]  # (filter, its options), in the order of writing
+
+
+class cached_property(functools.cached_property[Any]):
+    """functools.cached_property without the lock that it has before Python 3.12. A child that is forked while another
+    thread holds the lock would wait forever."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the value. If several threads compute it at once, all get the first one."""
+        if instance is None:
+            return self
+        assert self.attrname is not None
+        return instance.__dict__.setdefault(self.attrname, self.func(instance))
 
 
 def identity(file: h5py.HLObject | str | int) -> Identity:
