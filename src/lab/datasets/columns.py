@@ -283,9 +283,11 @@ def missing_values(count: int, is_float: bool) -> str:
 
 def flattened(column: Any) -> Any:
     """Return the values of a chunked column of (nested) lists as one column."""
-    import pyarrow.compute as pc
+    import pyarrow as pa
 
-    return pc.list_flatten(column, recursive=True) if is_list(column.type) else column
+    while is_list(column.type):
+        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+    return column
 
 
 def extremes_of(columns: Iterable[Any]) -> tuple[int, int]:
