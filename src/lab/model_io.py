@@ -16,6 +16,7 @@ from lab.quantization import quantize, round_weights
 from lab.statistics import with_stored
 from samebits.checkpoints import eval_state_dict, load_weights, read_run, run_directory
 from samebits.errors import ConfigError
+from samebits.saved import read_config
 from samebits.steps import seeded
 from samebits.targets import construct
 
@@ -39,8 +40,10 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     """
     cfg, file, payload = read_run(PROJECT, path, overrides)
     cfg = with_stored(cfg, file.parent.parent)
-    with seeded(cfg.seed):  # for values that no checkpoint has, such as random features that are not a buffer
-        model = make_model(Config.of(cfg))
+    config, of_run = Config.of(cfg), Config.of(read_config(PROJECT, file.parent.parent))
+    # for values that no checkpoint has, such as random features that are not a buffer
+    with seeded(of_run.values["seed"]):
+        model = make_model(config)
     load_weights(model, eval_state_dict(payload), str(file))
     return model.eval(), cfg, file, payload
 

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 import lab
 import lab.loop
 import lab.models.mlp
+from lab.model_io import restore_model
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, start_run
 from samebits.testing import compose as typed
@@ -124,6 +125,7 @@ def test_a_loaded_model_has_the_run_s_random_constants(run_dir: Path, monkeypatc
     model: Any = lab.load_run(run_dir)[0]
     assert torch.equal(torch.get_rng_state(), before)
     assert str(model.constants) == str(parts.model.constants)
+    assert str(restore_model(run_dir, ["seed=7"])[0].constants) == str(parts.model.constants)
 
 
 @pytest.mark.slow
