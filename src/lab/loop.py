@@ -169,15 +169,15 @@ def save(state: TrainState, run: RunContext, best: bool) -> None:
     prepare_evaluation_model(state, run)  # copies the model's buffers into state.ema, which is saved
     state.logged_lines = run.logger.lines
     run.buffer_checks.check_finite(modules, state.step)
+    if warning := run.buffer_checks.unsaved():
+        run.logger.warn(warning)
     payload = state.payload(run.world.gather_bytes(state.rank_row(run.world.device)))
     (run.checkpoints.save_best if best else run.checkpoints.save_last)(payload)
     run.watchdog.beat("training", state.step)
 
 
 def sync_and_check_replicas(state: TrainState, run: RunContext) -> None:
-    """Call Task.sync_buffers; warn of tensors that are not saved. Raise RunFailed if replicated values differ."""
+    """Call Task.sync_buffers. Raise RunFailed if weights, optimizer states or task buffers differ between ranks."""
     with torch.no_grad():
         state.task.sync_buffers()
-    if warning := run.buffer_checks.unsaved():  # before an evaluation, whose activations have no graph
-        run.logger.warn(warning)
     run.replica_checks.check(replicated_values(state), state.step, run.world)

@@ -36,18 +36,15 @@ def test_what_a_model_changes_is_told() -> None:
     assert "(0.random): a resumed run" in (checks.unsaved() or "")
 
 
-def test_activations_that_a_model_keeps_are_not_told() -> None:
-    """Also after an evaluation, and of another size: they are computed before they are read."""
+@pytest.mark.parametrize("first", [(1, 2), (0, 2)])
+def test_a_state_that_each_step_computes_from_the_last_one_is_told(first: tuple[int, int]) -> None:
+    """It has the graph of its step, like an activation; a memory may also grow."""
     model = nn.Sequential(nn.Linear(2, 2))
     layer: Any = model[0]
-    layer.loss, layer.shown = torch.zeros(()), torch.zeros(1)
+    layer.state = torch.zeros(first)
     checks = BufferChecks(model, None, model=model)
-    for x in (torch.ones(3, 2), torch.ones(4, 2)):
-        output = model(x)
-        layer.loss, layer.shown = output.sum(), output.detach()
-        assert checks.unsaved() is None
-    layer.loss = layer.loss.detach() + 1
-    assert checks.unsaved() is None
+    layer.state = torch.cat([layer.state.detach(), model(torch.ones(1, 2))])[-1:]
+    assert "(0.state)" in (checks.unsaved() or "")
 
 
 def test_what_a_criterion_changes_is_told_once() -> None:

@@ -64,7 +64,6 @@ class BufferChecks:
         self._at_start = {name: _worst(buffer) for name, buffer in held.named_buffers()}
         self._owners: dict[str, Any] = {"task": task, "model": model}
         self._held: dict[str, dict[str, tuple[Tensor, int]]] = {"task": {}, "model": {}}
-        self._activations = set[tuple[str, str]]()
         self._starts = True
         self.unsaved()
         self._starts = False
@@ -85,26 +84,21 @@ class BufferChecks:
                 names = ", ".join([*changed[:3], *(["..."] if changed[3:] else [])])
                 return (
                     f"the {owner} changes tensors that are not in a checkpoint ({names}): a resumed run starts with "
-                    "their initial values; make them buffers of a module (register_buffer), and draw random numbers "
-                    "from torch's default generator, because these are saved"
+                    "their initial values; if a step uses the values of an earlier step, make them buffers of a module "
+                    "(register_buffer), which are saved, and seed a random generator at each use"
                 )
         return None
 
     def _changed(self, owner: str) -> list[str]:
-        """Return the names of the changed tensors. Of the model only those that it had at the start, with the same
-        shape, because other tensors that `forward` sets are usually a cache, which is computed before it is read."""
+        """Return the names of the changed tensors. Of the model only those that it had at the start, because a tensor
+        that `forward` adds is usually a cache, which is computed before it is read."""
         changed, held = [], self._held[owner]
         for name, now in unregistered(self._owners[owner]):
             if id(now) in self._saved or not (name in held or self._starts or owner == "task"):
                 continue  # a task may hold the model itself
-            if now.grad_fn is not None:  # an activation: backward has freed its graph, so no later step can use it
-                self._activations.add((owner, name))
             before, version = held.setdefault(name, (now, _version(now)))
-            if before.shape == now.shape:
-                same = before is now or torch.equal(before, now.to(before.device))
-            else:
-                same = owner == "model"
-            if (owner, name) not in self._activations and not (same and _version(before) == version):
+            same = before is now or (before.shape == now.shape and torch.equal(before, now.to(before.device)))
+            if not same or _version(before) != version:
                 changed.append(name)
         return changed
 
