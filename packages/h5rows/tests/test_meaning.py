@@ -533,7 +533,7 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         for split, words, numbers in (("train", ["b", "a", "d"], [2, 5, 2]), ("val", ["c", "a"], [5, math.nan])):
             file[f"{split}/word"], file[f"{split}/number"] = words, np.float64(numbers)
-    splits = {split: {"group": split} for split in ("train", "val")}
+    splits: dict[str, dict[str, Any]] = {split: {"group": split} for split in ("train", "val")}
 
     def read(split: str, name: str, missing: Any = "nan") -> tuple[list[int], list[str]]:
         data = h5rows.Dataset(path, {"y": name}, split, splits, decode=True, missing=missing)
@@ -547,6 +547,10 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     assert read("val", "number@classes", "drop") == ([1], ["2", "5"])
     with pytest.raises(ConfigError, match="expected @mask"):
         read("train", "word@class")
+    with h5py.File(path, "a") as file:  # a column that divides a split is of that split only
+        file["train/group"] = ["p", "q", "r"]
+    splits["train"] = {"group": "train", "rows": [0, 1], "by": "group@classes"}
+    assert len(h5rows.Dataset(path, {"y": "number"}, "train", splits, decode=True)) == 3
 
 
 # -- what is no sample

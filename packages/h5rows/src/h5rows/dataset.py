@@ -713,7 +713,7 @@ def column_of(path: str, group: str, name: str, key: str, reading: How) -> np.nd
     """Return all values of a dataset (N,) of numbers or strings. key: the name of the argument in messages."""
     with open_file(path, reading.swmr, reading.cache_gb) as file:
         own = key.removeprefix(ConfigError.group)
-        alone = replace(reading, fields=((own, name),), decode=True, missing="nan")
+        alone = replace(reading, fields=((own, name),), groups=(), decode=True, missing="nan")
         try:
             field, _ = Opened(file, group, ChunkCache(0), alone).field(own)
         except ConfigError as error:
