@@ -64,7 +64,8 @@ def restore(path: Path, split: str, overrides: Sequence[str], num_procs: int = 1
     if dataset is None:
         raise ConfigError(f"--split {split}: data.splits.{split} is null in this run's config")
     check_classes_of_run(dataset, file.parent.parent)
-    warn_of_changed_files(PROJECT.root, file.parent.parent, cfg)
+    if dist_env.rank == 0:
+        warn_of_changed_files(PROJECT.root, file.parent.parent, cfg)
     task = restore_task(config, model, file, payload)
     return Restored(model, task, Experiment(config, hardware, world_of_one(), {split: dataset}), file)
 

@@ -68,10 +68,10 @@ def keep_files(root: Path, run_dir: Path, cfg: DictConfig, begins: bool) -> list
 
 
 def warn_of_changed_files(root: Path, run_dir: Path, cfg: Any) -> None:
-    """Log a warning for each file of the run whose content has changed since its start. cfg: the run's config with
+    """Log a warning for each data file of the run whose content has changed since its start. cfg: the run's config with
     overrides; a file at another path was chosen by an override."""
-    began = files_of(run_dir)
-    for key, found in fingerprints(root, cfg).items():
+    began = {key: file for key, file in files_of(run_dir).items() if key.startswith("data.")}
+    for key, found in fingerprints(root, cfg).items() if began else ():
         if key in began and began[key]["path"] == found["path"] and not is_same(began[key], found):
             log.warning("%s: %s", key, other_data(began[key], found))
 
