@@ -83,7 +83,7 @@ class Pretrained(nn.Module):
     def forward(self, attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         """Return the model's output. attention_mask: (B, L), 1 for tokens, 0 for padding."""
         padding = getattr(self.config, "pad_token_id", None)
-        if attention_mask is not None and padding is not None and "input_ids" in inputs:
+        if attention_mask is not None and "input_ids" in inputs and padding is not None and padding >= 0:
             # a decoder that classifies finds a text's last token by its own padding token
             inputs["input_ids"] = inputs["input_ids"].masked_fill(attention_mask == 0, padding)
         if attention_mask is not None and self.bidirectional:
