@@ -139,6 +139,7 @@ def test_steps_are_steps_at_any_length() -> None:
         assert [factor(step, total) for step in (0, 9, 19, 20, 29, 30)] == [0.1, 1, 1, 0.5, 0.5, 0.25]
     assert [Step(0, None, 0.5, "10st")(step, 7) for step in (0, 9, 10, 19, 20)] == [1, 1, 0.5, 0.5, 0.25]
     assert [Step(0, None, 0.5, 0.25)(step, 40) for step in (0, 9, 10, 19, 20, 39)] == [1, 1, 0.5, 0.5, 0.25, 0.125]
+    assert [Step(0, [0.5, 0.75], 0.5)(step, 100) for step in (0, 49, 50, 74, 75, 99)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
     assert Constant("4st")(0, 100) == 0.25
     assert with_epochs(Plateau("2ep", 0.5, 1, 0.0, 0.0), 5)(0, 100) == 0.1
 

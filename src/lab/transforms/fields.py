@@ -194,7 +194,7 @@ class Normalize(_PerField):
         self._numbers: OnDevices | None = None
         if isinstance(mean, str) or isinstance(std, str):
             return
-        if not mean or len(mean) != len(std):
+        if not mean or len(mean) != len(std) or min(std) <= 0:
             raise ConfigError(
                 f"data.transforms: Normalize needs as many std > 0 as mean, got mean={list(mean)} std={list(std)}"
             )
