@@ -68,8 +68,8 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
                     predicted(task, model, batch)
         if made := [name for name, _ in model.named_parameters() if name not in parameters]:
             raise ConfigError(
-                f"model: {type(model).__name__} creates the parameter {made[0]} in `forward`, so it would not be "
-                "trained: create it in __init__"
+                f"model: {type(model).__name__} creates the parameter {made[0]} in `forward`, so it would be "
+                "neither trained nor loaded: create it in __init__"
             )
     check_numbers(scores)
     for line in raised:
