@@ -535,7 +535,7 @@ NAMES: list[tuple[Any, ...]] = [
      "tests/lab/test_objective_optim.py::test_two_optimizers_are_those_of_a_loop_by_hand"),
     ("src/lab/optimizer_step.py", "self.state.optimizer.clip_norms.get(objective, self.trainer.clip_norm)",
      "self.trainer.clip_norm", "tests/lab/test_objective_optim.py::test_two_optimizers_are_those_of_a_loop_by_hand"),
-    ("src/lab/optim.py", "                factor.load_state_dict(held)", "                pass",
+    ("src/lab/optim.py", "                self.own[name].load_state_dict(held)", "                pass",
      "tests/lab/test_objective_optim.py::test_a_plateau_of_one_objective_is_in_the_checkpoint"),
     ("src/lab/schedules/constant.py", "self.epochs.steps) + self.epochs.ahead)", "self.epochs.steps))",
      "tests/lab/test_schedule_points.py::test_epochs_are_counted_in_samples_after_a_change_of_the_batch_size"),

@@ -18,6 +18,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from samebits.errors import ConfigError
 from samebits.runs import is_claimed
 from samebits.testing.processes import called, held_command, module, program, registered, wait_for, warm
 
@@ -109,10 +110,12 @@ def import_once(*overrides: str) -> None:
     """Import the modules that a run with these overrides needs, so that forks of this process need not import them.
     Skip the test if torch is too old for trainer=fsdp."""
     if "trainer=fsdp" in overrides:
-        from samebits.parallel.fsdp import FIRST_TORCH
+        from samebits.parallel import check_torch
 
-        if torch.__version__ < FIRST_TORCH:
-            pytest.skip(f"trainer=fsdp requires torch {FIRST_TORCH}")
+        try:
+            check_torch()
+        except ConfigError as error:
+            pytest.skip(str(error))
     for name in (*warm.IMPORTS, *registered.imports, *(warm.SHARDING if "trainer=fsdp" in overrides else ())):
         importlib.import_module(name)
 
