@@ -84,6 +84,7 @@ def test_one_at_a_time_holds_a_lock_whose_holder_deletes_it(tmp_path: Path, monk
 IN_A_CALLBACK = """
 import signal, sys, time, weakref
 from h5rows import command
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores SIGINT
 def main(argv):
     for _ in range(100):
         held = type("Held", (), {})()
