@@ -244,10 +244,10 @@ def test_a_step_has_few_operations() -> None:
 
 
 def test_a_step_has_few_python_calls(tmp_path: Path) -> None:
-    """Python 3.11 and torch 2.13: 113 own calls and 35 that these make, of 221; a bare loop has 228. From Python 3.12
+    """Python 3.11 and torch 2.13: 114 own calls and 35 that these make, of 222; a bare loop has 228. From Python 3.12
     on comprehensions are no calls. One more context of torch or contextlib adds 3 to 9: see lab.state.add_to_sums."""
     found = operations.calls_of_a_step(operations.CALLS["MLP 64-64-10"], tmp_path)
-    assert 80 < found["own"] <= 113
+    assert 80 < found["own"] <= 114
     assert 20 < found["entered"] <= 35
 
 

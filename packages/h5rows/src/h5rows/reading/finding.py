@@ -36,8 +36,9 @@ def find(
     name: relative to `group`, or to the root if it begins with /. key: the name of the argument in messages. external:
     refuse or allow paths to other files. Raise ConfigError if it does not exist; the error lists similar names.
     """
-    if not isinstance(name, str):
-        raise ConfigError(f"{key}: expected the name of a dataset, got {name}")
+    for what, text in (("group", group), ("dataset", name)):
+        if not isinstance(text, str):
+            raise ConfigError(f"{key}: expected the name of a {what}, got {text}")
     with named(f"{file.filename}: {name} ({key})"):
         return _find(file, group, name, key, external)
 

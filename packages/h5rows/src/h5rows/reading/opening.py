@@ -257,7 +257,8 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
         raise ConfigError(f"{key}.index={index}: expected the name of a dataset, or {as_typed(None)}")
     if entry.get("fold") not in (None, "train", "val"):
         raise ConfigError(f"{key}.fold={entry['fold']}: must be train, val or {as_typed(None)}")
-    if not isinstance(group := entry.get("group"), str):
+    # None: the rows of a table, which has no groups
+    if "group" not in entry or not isinstance(group := entry["group"], str | None):
         what = f".group={group}: expected the name of a group" if "group" in entry else " has no group"
         raise ConfigError(f"{key}{what}; for the file's root, write '/'")
     return entry
