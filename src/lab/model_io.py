@@ -40,7 +40,8 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     """
     cfg, file, payload = read_run(PROJECT, path, overrides)
     cfg = with_stored(cfg, file.parent.parent)
-    config, of_run = Config.of(cfg), Config.of(read_config(PROJECT, file.parent.parent))
+    config = Config.of(cfg)
+    of_run = Config.of(read_config(PROJECT, file.parent.parent)) if overrides else config
     # for values that no checkpoint has, such as random features that are not a buffer
     with seeded(of_run.values["seed"]):
         model = make_model(config)
