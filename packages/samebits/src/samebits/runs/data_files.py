@@ -60,9 +60,7 @@ def keep_files(root: Path, run_dir: Path, cfg: DictConfig, begins: bool) -> list
     if begins:
         write_json(run_dir / ENVIRONMENT, read_json(run_dir / ENVIRONMENT) | {"files": now})
         return []
-    for key, found in now.items():
-        if key in began and not is_same(began[key], found):
-            log.warning("%s: %s", key, other_data(began[key], found))
+    _warn(began, now)
     moved = {key: one for key, one in now.items() if key in began and one["path"] != began[key]["path"]}
     return [f"{k}={o['path']}: the same data as {began[k]['path']}" for k, o in moved.items() if is_same(began[k], o)]
 
@@ -71,8 +69,14 @@ def warn_of_changed_files(root: Path, run_dir: Path, cfg: Any) -> None:
     """Log a warning for each data file of the run whose content has changed since its start. cfg: the run's config with
     overrides; a file at another path was chosen by an override."""
     began = {key: file for key, file in files_of(run_dir).items() if key.startswith("data.")}
-    for key, found in fingerprints(root, cfg).items() if began else ():
-        if key in began and began[key]["path"] == found["path"] and not is_same(began[key], found):
+    now = fingerprints(root, cfg) if began else {}
+    _warn(began, {key: found for key, found in now.items() if key in began and began[key]["path"] == found["path"]})
+
+
+def _warn(began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Log a warning for each file with another content than at the start of the run."""
+    for key, found in now.items():
+        if key in began and not is_same(began[key], found):
             log.warning("%s: %s", key, other_data(began[key], found))
 
 
