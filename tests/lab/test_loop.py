@@ -537,7 +537,7 @@ def test_a_save_is_what_all_ranks_agree_on(monkeypatch: pytest.MonkeyPatch) -> N
     )
     loop.save(state, run_of(around), best=False)
     assert around.events == [
-        ("beat", "saving", 6, "slow"), ("warn", "something is not saved"), "buffers", ("check_finite", 6), ("last", 6),
+        ("beat", "saving", 6, "slow"), "buffers", ("check_finite", 6), ("warn", "something is not saved"), ("last", 6),
         ("beat", "training", 6),
     ]  # fmt: skip
     assert state.ema.running_mean.tolist() == [3.0]  # type: ignore[union-attr]
