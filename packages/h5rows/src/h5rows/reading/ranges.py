@@ -72,20 +72,20 @@ class Segment:
 
     def claimed(self, blocks: list[int]) -> list[int]:
         """Return the blocks that no other process downloads, and claim them: other processes wait until this one has
-        downloaded them, or until its claim expires. blocks: numbers in the file."""
+        downloaded them, or until its claims expire because it was killed. blocks: numbers in the file."""
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         try:
             now = time.monotonic()
             mine = [b for b in blocks if not self.there[b % _BLOCKS] and self.claims[b % _BLOCKS] < now]
-            for block in mine:
-                self.claim(block % _BLOCKS, now + _CLAIM_S)
+            self.claim(mine, now + _CLAIM_S)
             return mine
         finally:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
-    def claim(self, block: int, until: float) -> None:
-        """Write the time until which a block is claimed. block: number in the segment."""
-        os.pwrite(self.fd, np.float64(until).tobytes(), _CLAIMS + 8 * block)
+    def claim(self, blocks: list[int], until: float) -> None:
+        """Write the time until which blocks are claimed. blocks: numbers in the file."""
+        for block in blocks:
+            os.pwrite(self.fd, np.float64(until).tobytes(), _CLAIMS + 8 * (block % _BLOCKS))
 
     def fill(self, block: int, data: bytes) -> None:
         """Write blocks, then their flags. data: bytes of this block and the following ones."""
@@ -258,35 +258,21 @@ class RangedFile:
 
     def work(self, segment: Segment, run: list[int], urgent: bool) -> None:
         """Download the blocks `run`, in a thread of the fetcher."""
-        mine: list[int] = []
         try:
-            mine = segment.claimed(run)
-            for part in _runs(mine):
-                self._fetch(segment, part)
+            with fetcher().claimed(segment, run) as mine:
+                for part in _runs(mine):
+                    self._fetch(segment, part)
         except Exception as error:  # raised by the thread that waits
             with self._lock:
                 self._failed |= dict.fromkeys(run, error) if urgent else {}
         finally:
-            for block in mine:
-                if not segment.there[block % _BLOCKS]:
-                    segment.claim(block % _BLOCKS, 0.0)
             with self._lock:
                 self._wanted -= {(block, int(urgent)) for block in run}
                 self._lock.notify_all()
 
     def _fetch(self, segment: Segment, run: list[int]) -> None:
-        claimed = time.monotonic()
-
-        def go_on() -> bool:  # called after each received piece
-            nonlocal claimed
-            if (now := time.monotonic()) - claimed > _CLAIM_S / 10:
-                claimed = now
-                for block in run:
-                    segment.claim(block % _BLOCKS, now + _CLAIM_S)
-            return True
-
         begin, end = run[0] * BLOCK, min((run[-1] + 1) * BLOCK, self.size)
-        data = read(self.source(), begin, end, go_on, _TRIES)
+        data = read(self.source(), begin, end, tries=_TRIES)
         with _one_line(self):
             try:
                 segment.fill(run[0] % _BLOCKS, data)
@@ -344,6 +330,8 @@ class _Fetcher:
     def __init__(self) -> None:
         self._lock, self._numbers, self._threads = threading.Lock(), count(), 0
         self._queue: list[tuple[bool, int, RangedFile, Segment, list[int]]] = []  # urgent ones first
+        self._claims: dict[int, tuple[Segment, list[int]]] = {}  # of each thread that downloads
+        self._renews = False  # a thread extends the claims
         self._fetched: float = float("inf")  # bytes since the folder was last checked
 
     def put(self, file: RangedFile, segment: Segment, run: list[int], urgent: bool) -> None:
@@ -362,6 +350,33 @@ class _Fetcher:
                 later, _, file, segment, run = heapq.heappop(self._queue)
             file.work(segment, run, not later)
             del file, segment
+
+    @contextmanager
+    def claimed(self, segment: Segment, run: list[int]) -> Iterator[list[int]]:
+        """Yield the blocks of `run` that no other process downloads, claimed until the block ends, however long the
+        server takes."""
+        mine, thread = segment.claimed(run), threading.get_ident()
+        with self._lock:
+            self._claims[thread] = segment, mine
+            if not self._renews:
+                self._renews = True
+                threading.Thread(target=self._renew, name="claims", daemon=True).start()
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                del self._claims[thread]
+                segment.claim([block for block in mine if not segment.there[block % _BLOCKS]], 0.0)
+
+    def _renew(self) -> None:
+        while True:
+            time.sleep(_CLAIM_S / 10)
+            with self._lock:  # a claim that has ended must not be extended
+                self._renews = bool(self._claims)
+                if not self._renews:
+                    return
+                for segment, blocks in self._claims.values():
+                    segment.claim(blocks, time.monotonic() + _CLAIM_S)
 
     def count(self, size: int, limit: int) -> None:
         """Count downloaded bytes, and limit the folder's size from time to time, also before the first block."""
