@@ -13,8 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from common import QUICK, TRAIN
-from common import ROOT as PROJECT
+from common import QUICK, ROOT as PROJECT, TRAIN
 
 import samebits.errors
 from h5rows import ConfigError, Dataset

@@ -17,8 +17,16 @@ from common import NEEDS_GPT, QUICK
 from torch import nn
 
 from lab.restore import score_checkpoint
-from lab.transforms.fields import ChannelsFirst, Cutout, Normalize, RandomCrop, RandomErase, RandomFlip, ToFloat
-from lab.transforms.fields import compose as chain
+from lab.transforms.fields import (
+    ChannelsFirst,
+    Cutout,
+    Normalize,
+    RandomCrop,
+    RandomErase,
+    RandomFlip,
+    ToFloat,
+    compose as chain,
+)
 from lab.transforms.mixup import Mixup
 from samebits import compiling
 from samebits.compiling import CompiledChain, compile_report, for_evaluation

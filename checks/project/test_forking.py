@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from common import ROOT
-from fork import copy_of_the_project, with_fewer_digits
-from fork import run_python as run
+from fork import copy_of_the_project, run_python as run, with_fewer_digits
 from shell import bare_python, environment_in, no_pictures, shell
 
 from samebits.testing import result

@@ -15,8 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lab.notebook import TrainedRun as load_run
-    from lab.notebook import build, compose, fit, read_metrics
+    from lab.notebook import TrainedRun as load_run, build, compose, fit, read_metrics
 
 __all__ = ["build", "compose", "fit", "load_run", "read_metrics"]
 

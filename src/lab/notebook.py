@@ -27,8 +27,7 @@ from samebits.config import compose_here, remove_if_empty
 from samebits.data import Loader
 from samebits.device import Hardware, resolve_auto
 from samebits.errors import ConfigError
-from samebits.status import class_names
-from samebits.status import read_metrics as metrics_of
+from samebits.status import class_names, read_metrics as metrics_of
 from samebits.world import World
 
 

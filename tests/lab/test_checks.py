@@ -15,8 +15,7 @@ import pytest
 import torch
 from common import QUICK, needs
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn import utils
+from torch.nn import functional as F, utils
 from torch.nn.utils import prune
 
 import lab.losses.cross_entropy

@@ -21,8 +21,7 @@ from lab.pruning import extend, sparsity_at
 from lab.quantization import Quantized, fake_quantize, quantize, round_weights
 from lab.restore import score_checkpoint
 from lab.tasks.base import Task
-from samebits.checkpoints import export as write_weights
-from samebits.checkpoints import load_checkpoint
+from samebits.checkpoints import export as write_weights, load_checkpoint
 from samebits.errors import ConfigError
 from samebits.testing import SMALL, TaskTests, assert_equal, last_checkpoint, result, resume_run, start_run, values
 

@@ -22,8 +22,7 @@ import lab.loop
 import lab.models.mlp
 from lab.model_io import restore_model
 from samebits.errors import ConfigError
-from samebits.testing import assert_equal, last_checkpoint, start_run
-from samebits.testing import compose as typed
+from samebits.testing import assert_equal, compose as typed, last_checkpoint, start_run
 from samebits.testing.processes import called
 
 SHORT = ["logger=none", "hardware=cpu", "trainer.max_steps=6", "trainer.max_epochs=null", "trainer.eval_every=3"]

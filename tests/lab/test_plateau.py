@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import QUICK, needs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lab.optim import Schedule
 from lab.schedules.plateau import Plateau

@@ -16,8 +16,7 @@ from common import ROOT
 from lab import load_run
 from lab.config import Config
 from lab.loaders import make_dataset
-from lab.predict import ACTIVATIONS, Prediction
-from lab.predict import predict as write
+from lab.predict import ACTIVATIONS, Prediction, predict as write
 from lab.program import PROGRAM
 from lab.restore import score_checkpoint
 from lab.transforms.fields import compose as transformed

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from common import QUICK
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, StepLR
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_transforms import batch_of
-from test_transforms import test_bitwise_the_same_for_any_split as check_bits
+from test_transforms import batch_of, test_bitwise_the_same_for_any_split as check_bits
 from torch import Tensor
 
 from lab.transforms.augment import BY_LEVEL, KINDS, SIGNED, TrivialAugment

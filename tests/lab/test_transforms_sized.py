@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from common import QUICK
-from test_transforms import batch_of
-from test_transforms import test_bitwise_the_same_for_any_split as check_bits
+from test_transforms import batch_of, test_bitwise_the_same_for_any_split as check_bits
 from torch import Tensor
 from torch.nn import functional as F
 

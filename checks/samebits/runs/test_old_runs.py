@@ -25,8 +25,7 @@ from samebits.device import HardwareConfig
 from samebits.errors import ConfigError
 from samebits.loggers import LoggerConfig
 from samebits.parallel.fsdp import FIRST_TORCH
-from samebits.saved import config as saved
-from samebits.saved import read_config, read_overrides, translate_override
+from samebits.saved import config as saved, read_config, read_overrides, translate_override
 from samebits.schema import plain, split_own
 from samebits.testing import compose, last_checkpoint, result, status
 from samebits.world import ProcessConfig

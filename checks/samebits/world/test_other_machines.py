@@ -20,8 +20,7 @@ import samebits.world.launch
 from lab.options import TrainerConfig
 from samebits.device import HardwareConfig, choose_device, count_processes, free_memory, hardware, resolve_hardware
 from samebits.errors import ConfigError
-from samebits.host import available_memory, count_gpus
-from samebits.host import gpu as cuda
+from samebits.host import available_memory, count_gpus, gpu as cuda
 from samebits.schema import typed
 from samebits.sweeps.lease import visible_gpus
 from samebits.testing import compose, result, start_run

@@ -41,13 +41,9 @@ from typing import TYPE_CHECKING
 from h5rows.lazy_imports import lazy_getattr, names_of
 
 if TYPE_CHECKING:
-    from h5rows.dataset import Dataset as Dataset
-    from h5rows.dataset import open as open
+    from h5rows.dataset import Dataset as Dataset, open as open
     from h5rows.errors import ConfigError as ConfigError
-    from h5rows.functions import inspect as inspect
-    from h5rows.functions import pack as pack
-    from h5rows.functions import repack as repack
-    from h5rows.functions import write as write
+    from h5rows.functions import inspect as inspect, pack as pack, repack as repack, write as write
 
 __version__ = "0.3.0"
 __getattr__ = lazy_getattr(__name__, __file__)

@@ -36,22 +36,16 @@ if TYPE_CHECKING:
     from h5rows.interrupts import keep_interrupts as keep_interrupts
     from h5rows.options import PackOptions as PackOptions
     from h5rows.packing.inspect import proposal as proposal
-    from h5rows.probe import num_outputs as num_outputs
-    from h5rows.probe import sample_shape as sample_shape
+    from h5rows.probe import num_outputs as num_outputs, sample_shape as sample_shape
     from h5rows.program import calling as calling
     from h5rows.reading.copies import files_of as files_of
-    from h5rows.reading.fields import Fixed as Fixed
-    from h5rows.reading.fields import open_field as open_field
-    from h5rows.reading.opening import open_h5 as open_h5
-    from h5rows.reading.opening import shares_of as shares_of
-    from h5rows.reading.opening import split_of as split_of
+    from h5rows.reading.fields import Fixed as Fixed, open_field as open_field
+    from h5rows.reading.opening import open_h5 as open_h5, shares_of as shares_of, split_of as split_of
     from h5rows.reading.raw import ChunkCache as ChunkCache
     from h5rows.reading.remote import fetch as fetch
     from h5rows.reading.shared import reading_once as reading_once
     from h5rows.row_sets import split_version as split_version
-    from h5rows.selection import fold_rows as fold_rows
-    from h5rows.selection import fold_splits as fold_splits
-    from h5rows.selection import rows_in_share as rows_in_share
+    from h5rows.selection import fold_rows as fold_rows, fold_splits as fold_splits, rows_in_share as rows_in_share
 
 __getattr__ = lazy_getattr(__name__, __file__)
 

@@ -12,10 +12,13 @@ from typing import Any
 
 @cache
 def names_of(file: str) -> dict[str, str]:
-    """Return {name: module} of the imports under `if TYPE_CHECKING:` in a package's `__init__.py`."""
+    """Return {name: module} of the imports under `if TYPE_CHECKING:` in a package's `__init__.py`.
+
+    They are written `from MODULE import NAME as NAME`, because type checkers take other imports as private (PEP 484).
+    """
     blocks = [node for node in ast.parse(Path(file).read_text()).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+    return {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname == alias.name}
 
 
 def lazy_getattr(page: str, file: str) -> Callable[[str], Any]:

@@ -1,8 +1,9 @@
 """Import the public names of packages lazily: the first use of a name imports its module (PEP 562), so that importing a
 package is fast.
 
-A package's `__init__.py` lists its public names once, as imports under TYPE_CHECKING, which type checkers and editors
-read; `lazy_getattr` reads the same lines.
+A package's `__init__.py` lists its public names once, as imports `from MODULE import NAME as NAME` under TYPE_CHECKING.
+Type checkers and editors read them; they take a name that is imported without `as` as private (PEP 484). `lazy_getattr`
+reads the same lines.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def names_of(page: Path) -> dict[str, str]:
         if not isinstance(block, ast.If) or ast.unparse(block.test) != "TYPE_CHECKING":
             continue
         for node in block.body:
-            if not isinstance(node, ast.ImportFrom) or any(alias.asname for alias in node.names):
-                raise ValueError(f"{page}, line {node.lineno}: expected only plain `from MODULE import NAME`")
+            if not isinstance(node, ast.ImportFrom) or any(alias.asname != alias.name for alias in node.names):
+                raise ValueError(f"{page}, line {node.lineno}: expected only `from MODULE import NAME as NAME`")
             found |= {alias.name: str(node.module) for alias in node.names}
     return found

@@ -11,8 +11,7 @@ import operator
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING as MISSING_DEFAULT
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING as MISSING_DEFAULT, asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints

@@ -18,8 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from samebits.data.loading import choose, slots
-from samebits.data.loading import loader as loader_module
+from samebits.data.loading import choose, loader as loader_module, slots
 from samebits.data.loading.loader import Loader, remedy, starvation
 from samebits.data.order import EvalPlan, TrainPlan, sequential, shuffled
 from samebits.data.spec import empty_batch, sample_bytes

@@ -11,12 +11,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from samebits.data import EvalPlan, TrainPlan, shuffled, windows
-from samebits.data.order import epochs as whole_batches
-from samebits.data.order import first, overfit, sequential, stratified_subset
+from samebits.data.order import epochs as whole_batches, first, overfit, sequential, stratified_subset
 from samebits.data.permutation import hashed
 from samebits.data.sampling import class_balanced, length_buckets, weighted
 from samebits.data.windows import ChunkWindows, chunk_windows

@@ -9,8 +9,7 @@ import torch
 
 from samebits.device.hardware import Hardware
 from samebits.device.threads import Threads
-from samebits.profiling import report
-from samebits.profiling import timeline as module
+from samebits.profiling import report, timeline as module
 from samebits.profiling.report import PARTS, bound, table
 from samebits.profiling.sample_cost import peak_tflops
 from samebits.profiling.timeline import Figures, Timeline

@@ -26,8 +26,7 @@ from samebits.sweeps.report.facts import facts
 from samebits.sweeps.report.inference import against_best
 from samebits.sweeps.report.page import data
 from samebits.sweeps.report.read import Study
-from samebits.sweeps.report.review import lines as lines_of
-from samebits.sweeps.report.review import report_json
+from samebits.sweeps.report.review import lines as lines_of, report_json
 from samebits.sweeps.report.table import Ask, table
 from samebits.sweeps.report.table_text import paper_csv, paper_markdown
 from samebits.sweeps.report.text import groups_csv, markdown

@@ -13,8 +13,7 @@ from torch import nn
 from samebits.data import EvalPlan
 from samebits.data.loading.choose import kind_of
 from samebits.device import threads
-from samebits.host import available_memory
-from samebits.host import cpu as cores
+from samebits.host import available_memory, cpu as cores
 from samebits.host.memory import memory
 
 V2 = "26 1 0:24 {root} {mount} rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"

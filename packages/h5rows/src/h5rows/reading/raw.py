@@ -19,8 +19,7 @@ import numpy as np
 
 from h5rows.errors import ConfigError
 from h5rows.reading.opening import check_same, is_remote, most_open
-from h5rows.reading.stored import Identity
-from h5rows.reading.stored import identity as identity_of
+from h5rows.reading.stored import Identity, identity as identity_of
 
 CORES_LIMIT = "H5ROWS_CORES"  # environment variable: most threads that decode
 

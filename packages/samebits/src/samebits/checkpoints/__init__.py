@@ -33,22 +33,27 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.checkpoints.buffers import BufferChecks, unregistered
+    from samebits.checkpoints.buffers import BufferChecks as BufferChecks, unregistered as unregistered
     from samebits.checkpoints.checkpoint import (
-        Checkpoints,
-        copy_from_mmap,
-        eval_state_dict,
-        find_checkpoint,
-        find_weights,
-        format_keys,
-        load_checkpoint,
-        load_fitting,
-        load_weights,
-        save_checkpoint,
+        Checkpoints as Checkpoints,
+        copy_from_mmap as copy_from_mmap,
+        eval_state_dict as eval_state_dict,
+        find_checkpoint as find_checkpoint,
+        find_weights as find_weights,
+        format_keys as format_keys,
+        load_checkpoint as load_checkpoint,
+        load_fitting as load_fitting,
+        load_weights as load_weights,
+        save_checkpoint as save_checkpoint,
     )
-    from samebits.checkpoints.integrity import error_line, load_verified
-    from samebits.checkpoints.optimizers import Optimizers
-    from samebits.checkpoints.sharded import reshard_like
-    from samebits.checkpoints.trained import check_target, export, read_run, run_directory
+    from samebits.checkpoints.integrity import error_line as error_line, load_verified as load_verified
+    from samebits.checkpoints.optimizers import Optimizers as Optimizers
+    from samebits.checkpoints.sharded import reshard_like as reshard_like
+    from samebits.checkpoints.trained import (
+        check_target as check_target,
+        export as export,
+        read_run as read_run,
+        run_directory as run_directory,
+    )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -20,21 +20,27 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.children.child import run_in_subprocess
+    from samebits.children.child import run_in_subprocess as run_in_subprocess
     from samebits.children.heartbeat import (
-        Heartbeats,
-        abort_hung,
-        beat,
-        first_signal,
-        has_starter,
-        mark_finished,
-        note_progress,
-        note_step,
-        progress_at,
-        readable_stack,
-        register_heartbeat,
+        Heartbeats as Heartbeats,
+        abort_hung as abort_hung,
+        beat as beat,
+        first_signal as first_signal,
+        has_starter as has_starter,
+        mark_finished as mark_finished,
+        note_progress as note_progress,
+        note_step as note_step,
+        progress_at as progress_at,
+        readable_stack as readable_stack,
+        register_heartbeat as register_heartbeat,
     )
-    from samebits.children.offsets import Offsets, file_offsets, own_offsets
-    from samebits.children.parent import die_with, die_with_starter, end_children_at_exit, exited, process_state
+    from samebits.children.offsets import Offsets as Offsets, file_offsets as file_offsets, own_offsets as own_offsets
+    from samebits.children.parent import (
+        die_with as die_with,
+        die_with_starter as die_with_starter,
+        end_children_at_exit as end_children_at_exit,
+        exited as exited,
+        process_state as process_state,
+    )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

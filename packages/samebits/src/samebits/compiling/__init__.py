@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.compiling.captured import Captured, check_optimizer_of_graph
-    from samebits.compiling.dynamo import CompiledChain, compile_blocks, compile_report, compiled, for_evaluation
+    from samebits.compiling.captured import Captured as Captured, check_optimizer_of_graph as check_optimizer_of_graph
+    from samebits.compiling.dynamo import (
+        CompiledChain as CompiledChain,
+        compile_blocks as compile_blocks,
+        compile_report as compile_report,
+        compiled as compiled,
+        for_evaluation as for_evaluation,
+    )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -22,20 +22,30 @@ from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.config.compose import (
-        absolute,
-        as_started,
-        compose_here,
-        composed,
-        initialize,
-        parsed,
-        quoted,
-        register_resolvers,
-        remove_if_empty,
-        resolved,
-        run_hydra,
+        absolute as absolute,
+        as_started as as_started,
+        compose_here as compose_here,
+        composed as composed,
+        initialize as initialize,
+        parsed as parsed,
+        quoted as quoted,
+        register_resolvers as register_resolvers,
+        remove_if_empty as remove_if_empty,
+        resolved as resolved,
+        run_hydra as run_hydra,
     )
-    from samebits.config.messages import check_arguments, explain, one_line, unknown_key
-    from samebits.config.wandb_agent import agents_run, is_agent_retry, quote_value, written
-    from samebits.config.yamls import missing_defaults, recipe_hint
+    from samebits.config.messages import (
+        check_arguments as check_arguments,
+        explain as explain,
+        one_line as one_line,
+        unknown_key as unknown_key,
+    )
+    from samebits.config.wandb_agent import (
+        agents_run as agents_run,
+        is_agent_retry as is_agent_retry,
+        quote_value as quote_value,
+        written as written,
+    )
+    from samebits.config.yamls import missing_defaults as missing_defaults, recipe_hint as recipe_hint
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -28,17 +28,21 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.data.counter import SampleRNG
-    from samebits.data.loading.choose import loader_speeds
-    from samebits.data.loading.clock import SpeedMeter
-    from samebits.data.loading.loader import Loader, Transform, remedy
-    from samebits.data.loading.same_data import check_same_data
-    from samebits.data.loading.samples import check_indexed, drawing, seed_of_split
-    from samebits.data.loading.slots import drain
-    from samebits.data.order import EvalPlan, Plan, TrainPlan, shuffled
-    from samebits.data.plans import evaluation_plan, training_plan
-    from samebits.data.stateful import StatefulOrder
-    from samebits.data.stream import Stream, is_stream
-    from samebits.data.windows import ChunkWindows
+    from samebits.data.counter import SampleRNG as SampleRNG
+    from samebits.data.loading.choose import loader_speeds as loader_speeds
+    from samebits.data.loading.clock import SpeedMeter as SpeedMeter
+    from samebits.data.loading.loader import Loader as Loader, Transform as Transform, remedy as remedy
+    from samebits.data.loading.same_data import check_same_data as check_same_data
+    from samebits.data.loading.samples import (
+        check_indexed as check_indexed,
+        drawing as drawing,
+        seed_of_split as seed_of_split,
+    )
+    from samebits.data.loading.slots import drain as drain
+    from samebits.data.order import EvalPlan as EvalPlan, Plan as Plan, TrainPlan as TrainPlan, shuffled as shuffled
+    from samebits.data.plans import evaluation_plan as evaluation_plan, training_plan as training_plan
+    from samebits.data.stateful import StatefulOrder as StatefulOrder
+    from samebits.data.stream import Stream as Stream, is_stream as is_stream
+    from samebits.data.windows import ChunkWindows as ChunkWindows
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

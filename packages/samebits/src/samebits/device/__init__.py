@@ -22,25 +22,25 @@ from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.device.auto import (
-        LAUNCHES_BOUND_FLOP,
-        recorded_precision,
-        resolve_auto,
-        resolve_auto_as_recorded,
-        resolve_auto_of_run,
+        LAUNCHES_BOUND_FLOP as LAUNCHES_BOUND_FLOP,
+        recorded_precision as recorded_precision,
+        resolve_auto as resolve_auto,
+        resolve_auto_as_recorded as resolve_auto_as_recorded,
+        resolve_auto_of_run as resolve_auto_of_run,
     )
     from samebits.device.hardware import (
-        Hardware,
-        choose_device,
-        count_processes,
-        in_channels_last,
-        match_memory_format,
-        resolve_hardware,
+        Hardware as Hardware,
+        choose_device as choose_device,
+        count_processes as count_processes,
+        in_channels_last as in_channels_last,
+        match_memory_format as match_memory_format,
+        resolve_hardware as resolve_hardware,
     )
-    from samebits.device.memory import free_memory
-    from samebits.device.options import BLOCKS, CUDA_GRAPHS, HardwareConfig
-    from samebits.device.page_locked import lock_pages, unlock_pages
-    from samebits.device.precision import WithBf16Weights
-    from samebits.device.rules import check_options
-    from samebits.device.threads import rough_flop
+    from samebits.device.memory import free_memory as free_memory
+    from samebits.device.options import BLOCKS as BLOCKS, CUDA_GRAPHS as CUDA_GRAPHS, HardwareConfig as HardwareConfig
+    from samebits.device.page_locked import lock_pages as lock_pages, unlock_pages as unlock_pages
+    from samebits.device.precision import WithBf16Weights as WithBf16Weights
+    from samebits.device.rules import check_options as check_options
+    from samebits.device.threads import rough_flop as rough_flop
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

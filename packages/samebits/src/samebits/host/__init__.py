@@ -24,20 +24,37 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.host.cpu import cgroup_cores, cores, cores_each, limited_to, omp_num_threads, threads_each
-    from samebits.host.energy import EnergyCounter
-    from samebits.host.garbage import collect_garbage, no_garbage_collection
-    from samebits.host.gpu import count_gpus, hide_gpus, memory_of_process, pci_address, start_method
-    from samebits.host.machine import (
-        driver,
-        gpu_facts,
-        held_by_others,
-        library_versions,
-        machine_changes,
-        machine_facts,
-        machine_line,
+    from samebits.host.cpu import (
+        cgroup_cores as cgroup_cores,
+        cores as cores,
+        cores_each as cores_each,
+        limited_to as limited_to,
+        omp_num_threads as omp_num_threads,
+        threads_each as threads_each,
     )
-    from samebits.host.memory import available_memory, memory_limit, private_memory
-    from samebits.host.numa import bind_to_gpus
+    from samebits.host.energy import EnergyCounter as EnergyCounter
+    from samebits.host.garbage import collect_garbage as collect_garbage, no_garbage_collection as no_garbage_collection
+    from samebits.host.gpu import (
+        count_gpus as count_gpus,
+        hide_gpus as hide_gpus,
+        memory_of_process as memory_of_process,
+        pci_address as pci_address,
+        start_method as start_method,
+    )
+    from samebits.host.machine import (
+        driver as driver,
+        gpu_facts as gpu_facts,
+        held_by_others as held_by_others,
+        library_versions as library_versions,
+        machine_changes as machine_changes,
+        machine_facts as machine_facts,
+        machine_line as machine_line,
+    )
+    from samebits.host.memory import (
+        available_memory as available_memory,
+        memory_limit as memory_limit,
+        private_memory as private_memory,
+    )
+    from samebits.host.numa import bind_to_gpus as bind_to_gpus
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

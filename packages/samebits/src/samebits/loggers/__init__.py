@@ -24,20 +24,25 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.loggers.installed import check_installed
-    from samebits.loggers.logger import Logger, RunLogger, check_numbers, log_to
-    from samebits.loggers.media import Audio, Histogram, Svg, Table, grid
-    from samebits.loggers.mlflow_log import sync_mlflow
-    from samebits.loggers.options import LoggerConfig
-    from samebits.loggers.wandb_log import sync_command
-    from samebits.loggers.wandb_stop import WANDB, stopped_by_wandb
+    from samebits.loggers.installed import check_installed as check_installed
+    from samebits.loggers.logger import (
+        Logger as Logger,
+        RunLogger as RunLogger,
+        check_numbers as check_numbers,
+        log_to as log_to,
+    )
+    from samebits.loggers.media import Audio as Audio, Histogram as Histogram, Svg as Svg, Table as Table, grid as grid
+    from samebits.loggers.mlflow_log import sync_mlflow as sync_mlflow
+    from samebits.loggers.options import LoggerConfig as LoggerConfig
+    from samebits.loggers.wandb_log import sync_command as sync_command
+    from samebits.loggers.wandb_stop import WANDB as WANDB, stopped_by_wandb as stopped_by_wandb
     from samebits.loggers.wandb_sync import (
-        check_online,
-        logs_to_wandb,
-        mode_of_run,
-        start_run_in_group,
-        upload_run,
-        write_offline,
+        check_online as check_online,
+        logs_to_wandb as logs_to_wandb,
+        mode_of_run as mode_of_run,
+        start_run_in_group as start_run_in_group,
+        upload_run as upload_run,
+        write_offline as write_offline,
     )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -20,12 +20,29 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.parallel.balance import RankTiming, peak_memory
-    from samebits.parallel.blocks import checkpoint_activations, find_blocks
-    from samebits.parallel.data_parallel import gpus
-    from samebits.parallel.ddp import name_unused, with_sync_batchnorm, without_sync, wrap_net
-    from samebits.parallel.fsdp import check_torch, class_name, describe_shards, padding_note, shard
-    from samebits.parallel.meta_init import NeedsValues, build_on_meta
-    from samebits.parallel.options import ONE_PROCESS, DDPConfig, FsdpConfig, Strategy, check_share
+    from samebits.parallel.balance import RankTiming as RankTiming, peak_memory as peak_memory
+    from samebits.parallel.blocks import checkpoint_activations as checkpoint_activations, find_blocks as find_blocks
+    from samebits.parallel.data_parallel import gpus as gpus
+    from samebits.parallel.ddp import (
+        name_unused as name_unused,
+        with_sync_batchnorm as with_sync_batchnorm,
+        without_sync as without_sync,
+        wrap_net as wrap_net,
+    )
+    from samebits.parallel.fsdp import (
+        check_torch as check_torch,
+        class_name as class_name,
+        describe_shards as describe_shards,
+        padding_note as padding_note,
+        shard as shard,
+    )
+    from samebits.parallel.meta_init import NeedsValues as NeedsValues, build_on_meta as build_on_meta
+    from samebits.parallel.options import (
+        ONE_PROCESS as ONE_PROCESS,
+        DDPConfig as DDPConfig,
+        FsdpConfig as FsdpConfig,
+        Strategy as Strategy,
+        check_share as check_share,
+    )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -26,13 +26,17 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.process.header import log_header, node_text, options_without_effect
-    from samebits.process.models import model_of_rank, ready_net, to_devices
-    from samebits.process.options import EngineGroups
-    from samebits.process.parent import join, start
-    from samebits.process.predicting import write_predictions
-    from samebits.process.rank import RankProcess
-    from samebits.process.trials import range_test, run_trial
-    from samebits.process.tuning import tune
+    from samebits.process.header import (
+        log_header as log_header,
+        node_text as node_text,
+        options_without_effect as options_without_effect,
+    )
+    from samebits.process.models import model_of_rank as model_of_rank, ready_net as ready_net, to_devices as to_devices
+    from samebits.process.options import EngineGroups as EngineGroups
+    from samebits.process.parent import join as join, start as start
+    from samebits.process.predicting import write_predictions as write_predictions
+    from samebits.process.rank import RankProcess as RankProcess
+    from samebits.process.trials import range_test as range_test, run_trial as run_trial
+    from samebits.process.tuning import tune as tune
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -28,13 +28,21 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.profiling.graph import autograd_svg, forward_graph, module_svg
-    from samebits.profiling.memory import explained, is_out_of_memory, limit_memory
-    from samebits.profiling.options import ProfilerConfig
-    from samebits.profiling.running import cost_of_sample, profiling
-    from samebits.profiling.sample_cost import SampleCost, count_flop
-    from samebits.profiling.summary import summarize, summary_table
-    from samebits.profiling.waits import allow_waits, observe_waits
-    from samebits.profiling.writes import observe_writes
+    from samebits.profiling.graph import (
+        autograd_svg as autograd_svg,
+        forward_graph as forward_graph,
+        module_svg as module_svg,
+    )
+    from samebits.profiling.memory import (
+        explained as explained,
+        is_out_of_memory as is_out_of_memory,
+        limit_memory as limit_memory,
+    )
+    from samebits.profiling.options import ProfilerConfig as ProfilerConfig
+    from samebits.profiling.running import cost_of_sample as cost_of_sample, profiling as profiling
+    from samebits.profiling.sample_cost import SampleCost as SampleCost, count_flop as count_flop
+    from samebits.profiling.summary import summarize as summarize, summary_table as summary_table
+    from samebits.profiling.waits import allow_waits as allow_waits, observe_waits as observe_waits
+    from samebits.profiling.writes import observe_writes as observe_writes
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -22,24 +22,40 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.runs.data_files import files_of, is_same, keep_files, other_data, warn_of_changed_files
-    from samebits.runs.directory import (
-        BEFORE,
-        NOT_COMPUTED,
-        claimed,
-        commit_resume,
-        empty_directory,
-        fill_directory,
-        has_trained,
-        holds_run,
-        is_claimed,
-        keep_versions,
-        reopen_directory,
-        undo_resume,
-        write_config,
+    from samebits.runs.data_files import (
+        files_of as files_of,
+        is_same as is_same,
+        keep_files as keep_files,
+        other_data as other_data,
+        warn_of_changed_files as warn_of_changed_files,
     )
-    from samebits.runs.elapsed import record_start, seconds_until_last_record
-    from samebits.runs.live import SILENT_S, UNDER_WAY, current_status, is_launching, is_running, launching
-    from samebits.runs.resume import change_value, choose_run, has_key
+    from samebits.runs.directory import (
+        BEFORE as BEFORE,
+        NOT_COMPUTED as NOT_COMPUTED,
+        claimed as claimed,
+        commit_resume as commit_resume,
+        empty_directory as empty_directory,
+        fill_directory as fill_directory,
+        has_trained as has_trained,
+        holds_run as holds_run,
+        is_claimed as is_claimed,
+        keep_versions as keep_versions,
+        reopen_directory as reopen_directory,
+        undo_resume as undo_resume,
+        write_config as write_config,
+    )
+    from samebits.runs.elapsed import (
+        record_start as record_start,
+        seconds_until_last_record as seconds_until_last_record,
+    )
+    from samebits.runs.live import (
+        SILENT_S as SILENT_S,
+        UNDER_WAY as UNDER_WAY,
+        current_status as current_status,
+        is_launching as is_launching,
+        is_running as is_running,
+        launching as launching,
+    )
+    from samebits.runs.resume import change_value as change_value, choose_run as choose_run, has_key as has_key
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

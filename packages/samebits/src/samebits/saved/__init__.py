@@ -20,33 +20,33 @@ from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.saved.comparing import (
-        JOBS_OWN,
-        NEVER_COMPARED,
-        JobConfig,
-        dependents,
-        flat,
-        folds_of,
-        is_seed,
-        load_flat,
-        one_spelling,
-        same_value,
-        unswept,
+        JOBS_OWN as JOBS_OWN,
+        NEVER_COMPARED as NEVER_COMPARED,
+        JobConfig as JobConfig,
+        dependents as dependents,
+        flat as flat,
+        folds_of as folds_of,
+        is_seed as is_seed,
+        load_flat as load_flat,
+        one_spelling as one_spelling,
+        same_value as same_value,
+        unswept as unswept,
     )
     from samebits.saved.config import (
-        CONFIG,
-        OVERRIDES,
-        check_run_dir,
-        check_saved,
-        current,
-        load_plain,
-        read_config,
-        read_overrides,
-        saved_config,
-        say_renamed,
-        taken_out,
-        translate_override,
-        translate_typed_override,
+        CONFIG as CONFIG,
+        OVERRIDES as OVERRIDES,
+        check_run_dir as check_run_dir,
+        check_saved as check_saved,
+        current as current,
+        load_plain as load_plain,
+        read_config as read_config,
+        read_overrides as read_overrides,
+        saved_config as saved_config,
+        say_renamed as say_renamed,
+        taken_out as taken_out,
+        translate_override as translate_override,
+        translate_typed_override as translate_typed_override,
     )
-    from samebits.saved.paths import localized, portable
+    from samebits.saved.paths import localized as localized, portable as portable
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

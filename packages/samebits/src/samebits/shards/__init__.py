@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.shards.replicas import ReplicaChecks, checksum, numbers_in
+    from samebits.shards.replicas import ReplicaChecks as ReplicaChecks, checksum as checksum, numbers_in as numbers_in
     from samebits.shards.tensors import (
-        empty_like,
-        global_dot,
-        global_norm,
-        is_dtensor,
-        is_sharded,
-        local_parts,
-        on_shards,
+        empty_like as empty_like,
+        global_dot as global_dot,
+        global_norm as global_norm,
+        is_dtensor as is_dtensor,
+        is_sharded as is_sharded,
+        local_parts as local_parts,
+        on_shards as on_shards,
     )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

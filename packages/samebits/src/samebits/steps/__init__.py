@@ -19,28 +19,28 @@ from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.steps.seed import (
-        StepRNG,
-        declares_no_rng,
-        rng_bytes,
-        seed_everything,
-        seeded,
-        set_rng_bytes,
-        set_rng_state,
-        uses_no_rng,
-        warn_of_new_seed,
-        with_seed_check,
+        StepRNG as StepRNG,
+        declares_no_rng as declares_no_rng,
+        rng_bytes as rng_bytes,
+        seed_everything as seed_everything,
+        seeded as seeded,
+        set_rng_bytes as set_rng_bytes,
+        set_rng_state as set_rng_state,
+        uses_no_rng as uses_no_rng,
+        warn_of_new_seed as warn_of_new_seed,
+        with_seed_check as with_seed_check,
     )
     from samebits.steps.skipping import (
-        FUSED,
-        all_of,
-        any_of,
-        begin_momentum,
-        copy_buffers,
-        restore_buffers_if,
-        restore_if,
-        takes_found_inf,
-        update_average,
-        update_scale,
+        FUSED as FUSED,
+        all_of as all_of,
+        any_of as any_of,
+        begin_momentum as begin_momentum,
+        copy_buffers as copy_buffers,
+        restore_buffers_if as restore_buffers_if,
+        restore_if as restore_if,
+        takes_found_inf as takes_found_inf,
+        update_average as update_average,
+        update_scale as update_scale,
     )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -34,18 +34,24 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.sweeps.arguments import configs_of
-    from samebits.sweeps.command import leave, train
-    from samebits.sweeps.drive import Work, run_sweep, sweep
-    from samebits.sweeps.lease import Leases
-    from samebits.sweeps.ledger import Ledger
-    from samebits.sweeps.options import PoolConfig, RayConfig, SearchConfig, SlurmConfig, SweepConfig
-    from samebits.sweeps.plan import Composer
-    from samebits.sweeps.pool import run_in_pool
-    from samebits.sweeps.ray_cluster import run_on_ray
-    from samebits.sweeps.search.drive import run_search
-    from samebits.sweeps.search.pruning import Pruning
-    from samebits.sweeps.slurm import run_on_slurm, submit_to_slurm
-    from samebits.sweeps.slurm_arrays import check_sbatch_options
+    from samebits.sweeps.arguments import configs_of as configs_of
+    from samebits.sweeps.command import leave as leave, train as train
+    from samebits.sweeps.drive import Work as Work, run_sweep as run_sweep, sweep as sweep
+    from samebits.sweeps.lease import Leases as Leases
+    from samebits.sweeps.ledger import Ledger as Ledger
+    from samebits.sweeps.options import (
+        PoolConfig as PoolConfig,
+        RayConfig as RayConfig,
+        SearchConfig as SearchConfig,
+        SlurmConfig as SlurmConfig,
+        SweepConfig as SweepConfig,
+    )
+    from samebits.sweeps.plan import Composer as Composer
+    from samebits.sweeps.pool import run_in_pool as run_in_pool
+    from samebits.sweeps.ray_cluster import run_on_ray as run_on_ray
+    from samebits.sweeps.search.drive import run_search as run_search
+    from samebits.sweeps.search.pruning import Pruning as Pruning
+    from samebits.sweeps.slurm import run_on_slurm as run_on_slurm, submit_to_slurm as submit_to_slurm
+    from samebits.sweeps.slurm_arrays import check_sbatch_options as check_sbatch_options
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

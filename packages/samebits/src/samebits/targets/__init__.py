@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.targets.building import TRACEBACK, construct, constructing, of_kind
-    from samebits.targets.nodes import build_target, check_nodes, check_targets, complete, locate
+    from samebits.targets.building import (
+        TRACEBACK as TRACEBACK,
+        construct as construct,
+        constructing as constructing,
+        of_kind as of_kind,
+    )
+    from samebits.targets.nodes import (
+        build_target as build_target,
+        check_nodes as check_nodes,
+        check_targets as check_targets,
+        complete as complete,
+        locate as locate,
+    )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

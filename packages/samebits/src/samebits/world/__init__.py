@@ -29,15 +29,36 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.world.cluster import ClusterRole, become_rank, cluster_role
-    from samebits.world.collectives import World, gather_in_order, gather_rows, to_cpu, to_host
-    from samebits.world.environment import check_no_rank, dist_env
-    from samebits.world.failures import quitting_debugger, recording_failures
-    from samebits.world.group import backend, group_of_one, process_group, world_of_one
-    from samebits.world.launch import RankLauncher
-    from samebits.world.options import ProcessConfig
-    from samebits.world.rendezvous import run_rendezvous
-    from samebits.world.stop import AT_STEP, MAX_TIME, Stopped, StopRequest, stop_on_signals
-    from samebits.world.watchdog import HangWatchdog
+    from samebits.world.cluster import (
+        ClusterRole as ClusterRole,
+        become_rank as become_rank,
+        cluster_role as cluster_role,
+    )
+    from samebits.world.collectives import (
+        World as World,
+        gather_in_order as gather_in_order,
+        gather_rows as gather_rows,
+        to_cpu as to_cpu,
+        to_host as to_host,
+    )
+    from samebits.world.environment import check_no_rank as check_no_rank, dist_env as dist_env
+    from samebits.world.failures import quitting_debugger as quitting_debugger, recording_failures as recording_failures
+    from samebits.world.group import (
+        backend as backend,
+        group_of_one as group_of_one,
+        process_group as process_group,
+        world_of_one as world_of_one,
+    )
+    from samebits.world.launch import RankLauncher as RankLauncher
+    from samebits.world.options import ProcessConfig as ProcessConfig
+    from samebits.world.rendezvous import run_rendezvous as run_rendezvous
+    from samebits.world.stop import (
+        AT_STEP as AT_STEP,
+        MAX_TIME as MAX_TIME,
+        Stopped as Stopped,
+        StopRequest as StopRequest,
+        stop_on_signals as stop_on_signals,
+    )
+    from samebits.world.watchdog import HangWatchdog as HangWatchdog
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.sweeps.report.analyse import best_group, groups
-    from samebits.sweeps.report.best import save_best
-    from samebits.sweeps.report.command import report
-    from samebits.sweeps.report.read import Objective, runs_below
-    from samebits.sweeps.report.study import read_study
-    from samebits.sweeps.report.syncing import sync
-    from samebits.sweeps.report.writing import write, write_study
+    from samebits.sweeps.report.analyse import best_group as best_group, groups as groups
+    from samebits.sweeps.report.best import save_best as save_best
+    from samebits.sweeps.report.command import report as report
+    from samebits.sweeps.report.read import Objective as Objective, runs_below as runs_below
+    from samebits.sweeps.report.study import read_study as read_study
+    from samebits.sweeps.report.syncing import sync as sync
+    from samebits.sweeps.report.writing import write as write, write_study as write_study
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

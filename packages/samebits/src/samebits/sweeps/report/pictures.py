@@ -16,8 +16,7 @@ from matplotlib.ticker import LogFormatter, LogFormatterSciNotation, NullLocator
 
 from samebits.files import make_folder, replace_text
 from samebits.sweeps.report.analyse import Group, groups, is_failure, pareto
-from samebits.sweeps.report.axes import MAX_AXES, Axis, score_axis, wants_log
-from samebits.sweeps.report.axes import axes as axes_of
+from samebits.sweeps.report.axes import MAX_AXES, Axis, axes as axes_of, score_axis, wants_log
 from samebits.sweeps.report.curves import band, curve_scale, values_of
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.style import CATEGORICAL, FAILED, FAINT, MARKERS, MAX_COLORED, shortened

@@ -20,6 +20,6 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.sweeps.verify.command import verify_command
+    from samebits.sweeps.verify.command import verify_command as verify_command
 else:
     __getattr__ = lazy_getattr(__name__, __file__)
