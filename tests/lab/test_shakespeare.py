@@ -96,6 +96,17 @@ def test_what_the_model_keeps_in_evaluation_mode_stays_so(tmp_path: Path) -> Non
     assert len(texts(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("vocabulary", [None, ["a"]])
+def test_an_empty_prompt_is_refused(vocabulary: list[str] | None) -> None:
+    from lab.callbacks.sample_text import SampleText
+
+    callback = object.__new__(SampleText)
+    callback.vocabulary = vocabulary
+    assert callback.encoded("a") == ([97] if vocabulary is None else [0])
+    with pytest.raises(ConfigError, match=r"sample_text\.prompt='': is empty - write"):
+        callback.encoded("")
+
+
 @pytest.mark.slow
 @needs("src/h5.py")
 def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str, tokens: str) -> None:

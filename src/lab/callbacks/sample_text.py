@@ -60,14 +60,15 @@ class SampleText(Callback):
         self.prompt = self.encoded(self.text)
 
     def encoded(self, text: str) -> list[int]:
-        """Return the token ids of a text. Raise ConfigError if a character is not in the vocabulary."""
+        """Return the token ids of a text. Raise ConfigError if it is empty or has a character without a token."""
+        key = f"callback.sample_text.prompt={text!r}"
+        if not text:
+            raise ConfigError(f"{key}: is empty - write at least one character of the data")
         if self.vocabulary is None:
             return list(text.encode())
-        if not text or (strange := sorted(set(text) - set(self.vocabulary))):
-            wrong = (
-                f"{strange[0]!r} is not in the vocabulary of {len(self.vocabulary)} characters" if text else "is empty"
-            )
-            raise ConfigError(f"callback.sample_text.prompt={text!r}: {wrong} - use only characters of the data")
+        if strange := sorted(set(text) - set(self.vocabulary)):
+            unknown = f"{strange[0]!r} is not in the vocabulary of {len(self.vocabulary)} characters"
+            raise ConfigError(f"{key}: {unknown} - use only characters of the data")
         return [self.vocabulary.index(c) for c in text]
 
     def decoded(self, tokens: list[int]) -> str:
