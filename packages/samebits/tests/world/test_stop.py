@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,24 @@ def test_of_two_signals_the_stronger_is_the_cause(first: str, second: str) -> No
             signal.raise_signal(getattr(signal, name))
         assert request.agree(World(0, 1, 0, None))  # type: ignore[arg-type]
         assert request.cause == max(first, second, key=CAUSES.index)
+
+
+@pytest.mark.parametrize("launcher", ["parent", "torchrun"])
+def test_a_ctrl_c_that_a_busy_parent_passes_on_late_is_no_second_one(
+    monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    """Ranks of torchrun have no parent of this project, which would end them after the second."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", *["LAB_PARENT"] * (launcher == "parent")):
+        monkeypatch.setenv(name, "1")
+    now = [0.0]
+    monkeypatch.setattr(stop, "time", clock_of(1.0, lambda: now[0]))
+    with stop.stop_on_signals(0.0) as request:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        now[0] = 1000.0
+        with pytest.raises(KeyboardInterrupt) if launcher == "torchrun" else nullcontext():
+            signal.raise_signal(signal.SIGINT)
+        assert request.requested == "SIGINT"
 
 
 @pytest.mark.one_quick

@@ -160,6 +160,7 @@ class StopRequest:
     def _handle(self, number: int, frame: Any) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
         again = now - self._signalled_at > SAME_SIGNAL_S or dist_env.size is None
+        again = again and not dist_env.has_parent  # it passes on the first Ctrl-C, perhaps late; the second kills ranks
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
             if not self._interrupted:  # only once, so that the cleanup is not interrupted
                 self._interrupted = True
