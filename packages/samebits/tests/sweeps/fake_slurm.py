@@ -31,7 +31,8 @@ echo "$number;cluster"
 """
 COMMANDS = {
     "sbatch": SBATCH,
-    "squeue": '[ -z "$SQUEUE_STATES" ] || exit 0\nif [ -e down ]; then cat down >&2; exit 1; fi\ncat queue\n',
+    "squeue": '[ -z "$SQUEUE_STATES" ] || exit 0\nif [ -e down ]; then cat down >&2; exit 1; fi\n'
+    "cat queue\necho >> looks\n",
     "scancel": 'echo "$*" >> cancelled\n',
     "scontrol": 'echo "MaxArraySize            = $(cat size)"\n',
 }

@@ -243,15 +243,15 @@ def test_ctrl_c_in_a_terminal_offers_the_choice(
 ) -> None:
     process, terminal = in_a_terminal(sys.executable, "-c", WATCH, str(fake.root))
     try:
-        wait_for(lambda: fake.lines("queue"))
-        time.sleep(0.3)
+        wait_for(lambda: len(fake.lines("looks")) > 1)  # the first one comes before sbatch
         os.write(terminal, b"\x03")
         shown = b""
         while b"leave them" not in shown.rpartition(b"Ctrl-C again")[2]:
             shown += os.read(terminal, 4096)
         os.write(terminal, typed.encode())
         if status is None:
-            time.sleep(0.5)
+            before = len(fake.lines("looks"))
+            wait_for(lambda: len(fake.lines("looks")) > before + 1)  # Ctrl-C may have come while squeue ran
             assert process.poll() is None
             os.write(terminal, b"\x03")  # it asks again
             while shown.count(b"Ctrl-C again: leave them") < 2:
