@@ -126,7 +126,7 @@ def test_a_store_that_is_stopped_or_gone(tmp_path: Path, monkeypatch: pytest.Mon
         began = time.monotonic()
         for _ in range(5):
             assert board.look(1) == ""
-        assert time.monotonic() - began < limit(3)
+        assert time.monotonic() - began < limit(30)
         ended: list[str] = []
         monkeypatch.setattr(HangWatchdog, "_end", lambda self: ended.append("end"))
         monkeypatch.setattr(watchdog, "GATHER_S", 1.0)

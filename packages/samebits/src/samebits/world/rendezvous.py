@@ -71,17 +71,19 @@ class Wait:
 
         began, say_s = time.monotonic(), SAY_S
         with held_signals():  # the thread inherits the blocked signals
-            Thread(target=work, name=MEETING, daemon=True).start()
+            thread = Thread(target=work, name=MEETING, daemon=True)
+            thread.start()
             try:
                 while not futures.wait([done], POLL_S).done:
                     if heeds and (asked := _asked()):
                         raise Cancelled(f"{asked}: stopped before the run began, while waiting for {self.awaited}")
                     passed_s = time.monotonic() - began
-                    if passed_s > limit_s:
-                        raise TimeoutError
-                    if heeds and passed_s > say_s:
+                    if heeds and passed_s > say_s:  # first: after a pause of this process both times may have passed
                         print(f"waiting for {self.awaited} since {passed_s:.0f} s", file=sys.stderr)
                         say_s += SAY_AGAIN_S
+                    if passed_s > limit_s:
+                        raise TimeoutError
+                thread.join()  # it has its result; until it ends, `is_waiting` is true
             finally:
                 self.over.set()
         return done.result()
