@@ -28,7 +28,8 @@ from samebits.testing.processes import at_once, called, importing, limit, proces
 from samebits.world.watchdog import HELD
 
 TIMEOUT_S = round(2 * slowdown())
-STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", f"process.timeout={TIMEOUT_S}")
+SOON = f"process.timeout={TIMEOUT_S}"
+STEPS = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2")
 TWO = (*STEPS, "trainer=ddp", "hardware.num_procs=2")
 
 
@@ -57,7 +58,7 @@ def test_all_ranks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     with pytest.raises(
         RunFailed, match=r"rank \d hung: it did not run for \d+ s .*training, at step 3\); it is stopped"
     ):
-        start_run(tmp_path / "run", *TWO)
+        start_run(tmp_path / "run", *TWO, SOON)
     assert status(tmp_path / "run")["status"] == "failed"
     assert "in strike" in status(tmp_path / "run")["traceback"]
     assert "in strike" in capfd.readouterr().err
@@ -81,7 +82,7 @@ sys.exit(train.main())
 
 def lone(tmp_path: Path, fault: str, *overrides: str, code: int = 0, prelude: str = "") -> str:
     """What it says on stderr."""
-    command = [sys.executable, "-c", prelude + LONE.format(fault=fault), *STEPS, *overrides]
+    command = [sys.executable, "-c", prelude + LONE.format(fault=fault), *STEPS, SOON, *overrides]
     return called([*command, f"hydra.run.dir={tmp_path}/run"], code, 90, env=importing(ROOT / "src")).stderr
 
 
@@ -123,7 +124,7 @@ def test_a_rank_of_torchrun_that_hangs(tmp_path: Path) -> None:
     fault = "if os.environ['RANK'] == '1': ctypes.PyDLL(None).sleep(1000)"
     (tmp_path / "faulty.py").write_text(LONE.format(fault=fault))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(tmp_path / "faulty.py"), *STEPS, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"]
+    command += [str(tmp_path / "faulty.py"), *STEPS, SOON, "trainer=ddp", f"hydra.run.dir={tmp_path}/run"]
     done = called(command, 1, 90, env=importing(ROOT / "src"))
     found = status(tmp_path / "run")
     assert (found["status"], found["rank"]) == ("failed", 1), done.stderr
@@ -170,7 +171,7 @@ class Slow(Callback):
 @pytest.mark.slow
 def test_a_callback_may_take_longer_than_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.run.make_callbacks", lambda config: [Slow()])
-    start_run(tmp_path / "run", *TWO)
+    start_run(tmp_path / "run", *TWO, SOON)
     assert status(tmp_path / "run")["status"] == "finished"
 
 
