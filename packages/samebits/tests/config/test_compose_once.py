@@ -12,7 +12,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from omegaconf import OmegaConf
 
-from samebits.config import compose, run_hydra
+from samebits.config import compose, quote_value, run_hydra
 from samebits.project import Project
 
 YAMLS = {
@@ -51,7 +51,7 @@ def outcome(project: Project, arguments: list[str], monkeypatch: pytest.MonkeyPa
         hydra = OmegaConf.to_container(HydraConfig.instance().cfg, resolve=False)
         found.append([OmegaConf.to_container(cfg, resolve=True), hydra])
 
-    monkeypatch.setattr(sys, "argv", ["train.py", f"hydra.run.dir={project.root}/run", *arguments])
+    monkeypatch.setattr(sys, "argv", ["train.py", f"hydra.run.dir={quote_value(f'{project.root}/run')}", *arguments])
     with monkeypatch.context() as patch:
         patch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
         try:

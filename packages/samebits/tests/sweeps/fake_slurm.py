@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ class FakeSlurm:
         (root / "bin").mkdir()
         for name, text in COMMANDS.items():
             path = root / "bin" / name
-            path.write_text(f"#!/bin/sh\ncd {root}\n{text}")
+            path.write_text(f"#!/bin/sh\ncd {shlex.quote(str(root))}\n{text}")
             path.chmod(0o755)
         self.set("queue", "")
         self.set("calls", "")

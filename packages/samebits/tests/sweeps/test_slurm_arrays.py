@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from fake_slurm import FakeSlurm, options
 
+from samebits.config import quote_value
 from samebits.errors import ConfigError, RunFailed
 from samebits.programs import NoAnswer
 from samebits.status import write_status
@@ -192,7 +194,7 @@ def test_the_script_has_the_job_and_the_options(slurm: FakeSlurm, tmp_path: Path
     assert "--x" not in call
     (srun := slurm.root / "bin/srun").write_text('#!/bin/sh\nprintf "%s\\n" "$greeting" "$@"\nexit 75\n')
     srun.chmod(0o755)
-    (slurm.root / "bin/scontrol").write_text(f'#!/bin/sh\necho "$*" >> {slurm.root}/requeued\n')
+    (slurm.root / "bin/scontrol").write_text(f'#!/bin/sh\necho "$*" >> {shlex.quote(str(slurm.root))}/requeued\n')
     job = slurm.jobs(2)[1]
     job.directory.mkdir()
     (script,) = batch.folder.glob("*.sh")
@@ -210,7 +212,7 @@ def test_the_script_has_the_job_and_the_options(slurm: FakeSlurm, tmp_path: Path
     said = (job.directory / "output.log").read_text().splitlines()
     assert said[0] == "a b"
     assert "--cpus-per-task=4" in said
-    assert f"sweep.job='{job.directory}'" in said
+    assert f"sweep.job={quote_value(str(job.directory))}" in said
 
 
 @pytest.mark.parametrize("given", [{"array": "0-3"}, {"open-mode": "truncate"}, {"wait": True}, {"clusters": "x"}])

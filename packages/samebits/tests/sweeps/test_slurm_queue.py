@@ -243,7 +243,7 @@ def test_ctrl_c_in_a_terminal_offers_the_choice(
 ) -> None:
     process, terminal = in_a_terminal(sys.executable, "-c", WATCH, str(fake.root))
     try:
-        wait_for(lambda: len(fake.lines("looks")) > 1)  # the first one comes before sbatch
+        wait_for(lambda: len(fake.lines("looks")) > 1, process)  # the first one comes before sbatch
         os.write(terminal, b"\x03")
         shown = b""
         while b"leave them" not in shown.rpartition(b"Ctrl-C again")[2]:
@@ -251,8 +251,7 @@ def test_ctrl_c_in_a_terminal_offers_the_choice(
         os.write(terminal, typed.encode())
         if status is None:
             before = len(fake.lines("looks"))
-            wait_for(lambda: len(fake.lines("looks")) > before + 1)  # Ctrl-C may have come while squeue ran
-            assert process.poll() is None
+            wait_for(lambda: len(fake.lines("looks")) > before + 1, process)  # Ctrl-C may have come while squeue ran
             os.write(terminal, b"\x03")  # it asks again
             while shown.count(b"Ctrl-C again: leave them") < 2:
                 shown += os.read(terminal, 4096)
