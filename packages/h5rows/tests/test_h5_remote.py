@@ -33,8 +33,9 @@ from h5rows.reading import folders, remote, sources
 
 ALL = {"all": {"group": "/"}}
 BYTES = np.random.default_rng(0).bytes(100_000)
-SMALL_SPANS = "import sys; from h5rows.reading import remote; remote.SPAN = 1 << 16; "
-FETCH = SMALL_SPANS + "print(remote.fetched(sys.argv[1]))"
+SMALL_SPANS = "import sys; from h5rows.reading import remote, sources; remote.SPAN = 1 << 16; "
+# a server that waits for another process, which may start late, is asked once
+FETCH = SMALL_SPANS + "sources.TIMEOUT_S = 1e6; print(remote.fetched(sys.argv[1]))"
 
 
 @pytest.fixture(autouse=True)
