@@ -30,6 +30,7 @@ from lab.options import TrainerConfig
 from lab.profiling import losses_of
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
+from samebits.clocks import HostClock
 from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.errors import RunFailed
 from samebits.loggers import Logger
@@ -104,16 +105,22 @@ def test_the_parts_of_the_loop_add_up_to_its_time(tmp_path: Path, use: Callable[
 
 @pytest.mark.slow
 def test_slow_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only looks at it and late data move, however busy this machine is."""
     from samebits.data.loading.resident import Resident
 
-    stream = Resident.stream
+    stream, clock = Resident.stream, [0.0]
+
+    def now(passed_s: float = 1e-4) -> float:
+        clock[0] += passed_s
+        return clock[0]
 
     def late(self: Any, plan: Any) -> Any:
         for pair in stream(self, plan):
-            time.sleep(0.05)
+            now(0.05)
             yield pair
 
     monkeypatch.setattr(Resident, "stream", late)
+    monkeypatch.setattr(HostClock, "now", staticmethod(now))
     run = start_run(tmp_path / "run", *SHORT, "profiler=simple", "data.loader=device", "trainer.eval_every=null")
     assert profile(run)["bound_by"] == "data"
     assert "data.loader=threads" in profile(run)["sentence"]
@@ -442,14 +449,20 @@ def nap(self: Any, output: Any, batch: Any) -> None:
 def test_python_functions_have_a_table_and_a_flame_graph(tmp_path: Path, use: Callable[..., None]) -> None:
     """Of the steps after the warm-up; the bits are those of a run without."""
 
+    slept = []
+
     class Napping(Callback):
         def on_step(self, state: Any) -> None:
+            began = time.perf_counter()
             nap(self, None, None)
+            slept.append(time.perf_counter() - began)
 
     short = (*QUICK, "trainer.max_steps=20", "trainer.eval_every=null", "trainer.save_every=null")
     plain = start_run(tmp_path / "plain", *short)
     use(Napping())
+    began = time.perf_counter()
     run = start_run(tmp_path / "run", *short, "profiler=python", "profiler.wait=2", "profiler.active=6")
+    whole_s = time.perf_counter() - began
     assert_undisturbed(run, plain)
     folder = run / "profile"
     assert {path.name for path in folder.iterdir()} == {"functions.txt", "functions.prof", "flame.svg", "stacks.txt"}
@@ -457,10 +470,10 @@ def test_python_functions_have_a_table_and_a_flame_graph(tmp_path: Path, use: Ca
     assert text.startswith("6 steps, ")
     (row,) = [line.split() for line in text.partition("by total")[0].splitlines() if "time.sleep" in line]
     assert float(row[0]) == 1
-    assert 16 < float(row[1]) < 100
+    assert 16 < float(row[1]) < 1000 * max(slept) + 1
     sampled = [line.rpartition(" ") for line in (folder / "stacks.txt").read_text().splitlines()]
     asleep, whole = (sum(int(us) for stack, _, us in sampled if name in stack) / 1e6 for name in ("nap (", ""))
-    assert 0.1 <= asleep <= whole < 20
+    assert 0.05 < asleep <= whole < whole_s
     assert "nap (" in (folder / "flame.svg").read_text()
     assert "functions: " in (run / "train.log").read_text()
 
