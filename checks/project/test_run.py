@@ -69,7 +69,7 @@ def test_torchrun_ranks_share_one_directory(tmp_path: Path) -> None:
 def test_a_signal_saves_and_resume_goes_on(tmp_path: Path, ranks: int, number: signal.Signals) -> None:
     run = tmp_path / "run"
     more = ("trainer=ddp", f"hardware.num_procs={ranks}") if ranks > 1 else ("trainer=single",)
-    command = [*TRAIN, *QUICK, *more, "trainer.max_steps=100000", "trainer.log_every=1000", "trainer.save_every=null"]
+    command = [*TRAIN, *QUICK, *more, "trainer.max_steps=1000000", "trainer.log_every=1000", "trainer.save_every=null"]
     command.append("trainer.eval_every=null")  # so the ranks meet at nothing but the steps
     process = warm.Popen([*command, f"hydra.run.dir={run}"], stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for(lambda: (run / "metrics.jsonl").exists(), process)

@@ -197,7 +197,7 @@ def test_a_search_whose_storage_cannot_be_written_goes_on_once_it_can(tmp_path: 
 
 @pytest.mark.slow
 def test_one_process_drives_a_search(tmp_path: Path) -> None:
-    command = [*SEARCH, LR, "trainer.max_steps=100000", f"hydra.sweep.dir={tmp_path}/s"]
+    command = [*SEARCH, LR, "trainer.max_steps=1000000", f"hydra.sweep.dir={tmp_path}/s"]
     first = warm.Popen([*TRAIN, *command], stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_for(lambda: (tmp_path / "s" / "trial_0000" / "metrics.jsonl").exists())
