@@ -17,13 +17,13 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from common import QUICK, ROOT, TRAIN
+from common import QUICK, ROOT
 
 from lab.program import PROGRAM
 from samebits.runs import claimed
 from samebits.sweeps.report import read_study
 from samebits.testing import metrics
-from samebits.testing.processes import called, free_port, limit, wait_for, warm
+from samebits.testing.processes import called, free_port, held_command, limit, wait_for, warm
 
 REPORT = [sys.executable, str(ROOT / "src" / "report.py")]
 KEY = "train/loss"
@@ -157,7 +157,8 @@ def test_what_has_no_effect_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_follows_a_run_that_trains(tmp_path: Path) -> None:
     """What it has at the end is what metrics.jsonl and result.json have; it was running in between."""
-    command = [*TRAIN, *QUICK, "trainer.max_steps=4000", "trainer.log_every=20", "trainer.eval_every=1000"]
+    halfway = held_command(2000, tmp_path / "seen")
+    command = [*halfway, *QUICK, "trainer.max_steps=4000", "trainer.log_every=20", "trainer.eval_every=1000"]
     seen: list[tuple[str, int]] = []
     with served(str(tmp_path), "--serve", "0") as (address, _):
         training = warm.Popen([*command, f"hydra.run.dir={tmp_path}/run"], stderr=subprocess.DEVNULL)
@@ -166,12 +167,14 @@ def test_the_page_follows_a_run_that_trains(tmp_path: Path) -> None:
                 for run in data(address)["runs"]:
                     assert run["curve"][0] == sorted({*run["curve"][0]})
                     seen.append((run["status"], run["step"]))
+                    if run["status"] == "running" and run["step"]:
+                        (tmp_path / "seen").touch()
                 assert training.poll() in (None, 0)
                 time.sleep(0.3)
         finally:
             training.kill()
             training.wait()
-        assert len({step for status, step in seen if status == "running"}) > 1
+        assert any(0 < step < 4000 for status, step in seen if status == "running")
         (run,) = data(address, key="val/loss")["runs"]
         points = [(row["step"], row["val/loss"]) for row in metrics(tmp_path / "run") if "val/loss" in row]
         assert run["curve"][0] == [step for step, _ in points]
