@@ -173,12 +173,22 @@ def test_outputs_keep_their_digits_and_names(runs: list[Path], tmp_path: Path, m
         del given[name]
 
 
+ENDLESS = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT / "src")!r})
+import _python, lab.predict, predict
+lab.predict.predicted = lambda *given: time.sleep(1000)
+_python.exit_with(predict.main)
+"""
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
-    command = [sys.executable, str(ROOT / "src/predict.py"), str(runs[0]), "--out", str(out), "--procs", "2"]
-    process = subprocess.Popen(command, start_new_session=True)
-    wait_for(lambda: list(tmp_path.glob(".out.h5-*")))  # processes are about to start
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(runs[0]), "--out", str(out), "--procs", "2"], start_new_session=True
+    )
+    wait_for(lambda: list(tmp_path.glob(".out.h5-*")), process)  # processes are about to start
     process.send_signal(signal.SIGINT)
     assert process.wait(limit(30)) == 130
     wait_for(lambda: not processes_with(str(out)))
