@@ -64,6 +64,12 @@ def test_files_that_are_named_exist(name: str) -> None:
         assert (ROOT / path).exists() or path in SHOWN or re.search(r"\bx[._/]|/x\b|_x\b", path), path
 
 
+@pytest.mark.parametrize("name", [*TOP, *DOCS])
+def test_a_heading_begins_its_line(name: str) -> None:
+    """In the middle of one, markdown shows it as text, and the section is missing in the table of contents."""
+    assert re.findall(r"^.*[^#\s] #{2,} \w.*$", prose((TOP | DOCS)[name]), re.MULTILINE) == []
+
+
 def test_pages_name_modules_of_the_libraries_not_their_files() -> None:
     """A fork may have the libraries as wheels. Tests are named by their files, because only the template has them."""
     named = re.compile(r"packages/\w+/(?!tests/)[\w/]+\.(?:py|md)")
