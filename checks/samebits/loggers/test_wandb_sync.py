@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +45,7 @@ def server() -> Iterator[Server]:
 
 def sync(server: Server, *arguments: str, code: int = 0) -> str:
     done = called([*SYNC, *arguments], code=code, seconds=100, env={**os.environ, **online(server)})
-    assert "wandb:" not in done.stderr
+    assert not re.search(r"^wandb:", done.stderr, re.MULTILINE)
     return done.stdout + done.stderr
 
 
@@ -82,6 +83,11 @@ def test_offline_runs_are_sent_once(finished: Path, tmp_path: Path, server: Serv
         copied = shutil.copytree(run, tmp_path / end)
         (copied / "status.json").write_text(json.dumps({**status(run), "status": end, "wandb_id": end}))
     count = len(metrics(run))
+    server.ill = lambda path: 401
+    said = sync(server, str(run), code=1)
+    assert "1 of 1 run failed: repeat the command" in said
+    assert "nothing is lacking" not in said
+    server.ill = None
     assert sync(server, str(tmp_path)).count(f"{count} of {count} lines sent") == 4
     assert_holds(server, run)
     for end, (code, state) in ends.items():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from samebits.errors import ConfigError
+from samebits.loggers.options import LoggerConfig
 from samebits.loggers.wandb_upload import own_checkpoint
 from samebits.status import SHARED_WEIGHTS
 
@@ -64,3 +67,24 @@ def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "config").mkdir()
     (tmp_path / "config/settings").write_text("[default]\nbase_url = http://my.server:8080\n")  # wandb login --host
     assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))
+
+
+@pytest.mark.parametrize("url", ["http://host:port", "http://[::1", "host:8080", "host"])
+def test_an_invalid_url_of_the_server_is_one_line_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    from samebits.loggers.wandb_log import choose_wandb_mode
+
+    monkeypatch.setenv("WANDB_BASE_URL", url)
+    with pytest.raises(ConfigError, match=f"^WANDB_BASE_URL: must be the URL of a server, .*, got {re.escape(url)}$"):
+        choose_wandb_mode(LoggerConfig(mode="online"))
+
+
+def test_a_netrc_in_another_encoding_has_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits.loggers.wandb_log import wandb_key
+
+    (tmp_path / ".netrc").write_bytes("machine bücher.de login user password x".encode("latin-1"))
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert wandb_key() is None

@@ -164,8 +164,11 @@ def sync_command(path: Path) -> str:
 
 
 def choose_wandb_mode(config: LoggerConfig) -> str:
-    """Return online, offline or disabled. Raise ConfigError if WANDB_MODE is invalid."""
-    return auto_wandb_mode() if config.mode == "auto" else config.mode
+    """Return online, offline or disabled. Raise ConfigError if WANDB_MODE or the server's URL is invalid."""
+    mode = auto_wandb_mode() if config.mode == "auto" else config.mode
+    if mode == "online":
+        wandb_url()  # a mistake in it is raised before the run starts
+    return mode
 
 
 def auto_wandb_mode() -> str:
@@ -188,7 +191,7 @@ def wandb_key() -> str | None:
     for path in own:
         try:
             hosts = netrc.netrc(path.expanduser())
-        except (OSError, netrc.NetrcParseError):
+        except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
             continue
         for name in (urlsplit(wandb_url()).netloc, _server()[0]):
             if found := hosts.authenticators(name):
@@ -210,8 +213,17 @@ def _setting(name: str) -> str | None:
 
 
 def wandb_url() -> str:
-    """Return the URL of W&B's server."""
-    return os.environ.get("WANDB_BASE_URL") or _setting("base_url") or "https://api.wandb.ai"
+    """Return the URL of W&B's server. Raise ConfigError if it is invalid."""
+    url = os.environ.get("WANDB_BASE_URL") or _setting("base_url") or "https://api.wandb.ai"
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+    except ValueError:  # of the port, or of an IPv6 address
+        valid = False
+    if not valid:
+        where = "WANDB_BASE_URL" if os.environ.get("WANDB_BASE_URL") else "base_url in wandb/settings"
+        raise ConfigError(f"{where}: must be the URL of a server, such as https://api.wandb.ai, got {redacted(url)}")
+    return url
 
 
 def _server() -> tuple[str, int]:

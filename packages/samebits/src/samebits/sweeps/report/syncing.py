@@ -207,9 +207,13 @@ def upload(project: Project, runs: list[Path], anew: bool, folder: Path | None) 
         return sum(attempt(run, partial(write_offline, project, run, folder)) for run in runs)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # each thread waits for its own process
         failed = sum(pool.map(lambda run: attempt(run, partial(upload_run, project, run, anew)), runs))
-    whole = f"{len(runs) - failed} of {amount(len(runs), 'run')}: " * bool(failed) + "nothing is lacking in W&B"
     running = sum(map(is_running, runs))
-    print(f"{whole}, except later records of {amount(running, 'running run')}" if running else whole)
+    if failed:
+        print(f"{failed} of {amount(len(runs), 'run')} failed: repeat the command to send what is lacking in W&B")
+    elif running:
+        print(f"nothing is lacking in W&B, except later records of {amount(running, 'running run')}")
+    else:
+        print("nothing is lacking in W&B")
     return failed
 
 
