@@ -19,6 +19,7 @@ from lab.tasks.base import Task
 from samebits.checkpoints import load_verified, load_weights, save_checkpoint
 from samebits.errors import ConfigError
 from samebits.schema import plain
+from samebits.steps import seeded
 from samebits.targets import construct
 
 FOLDER = "frozen"
@@ -34,35 +35,37 @@ def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | No
     for name, source in task.frozen_networks.items():
         file = None if directory is None else directory / FOLDER / f"{name}.pt"
         if begins or file is None:
-            builds, network = _named(name, source, model, plain(node))
+            built, network = _named(source, model, {"node": plain(node), "seed": task.run.seed})
             if writes and file is not None:
                 file.parent.mkdir(exist_ok=True)
-                held = {"model": network.state_dict(), "node": builds, "quantized": quantized_layers(network)}
-                save_checkpoint(held, file)
+                save_checkpoint(built | {"model": network.state_dict(), "quantized": quantized_layers(network)}, file)
         else:
-            network = _saved(name, source, file)
+            network = _saved(name, source, file, task.run.seed)
         networks[name] = network.requires_grad_(False).eval()
     task.frozen_networks = networks
 
 
-def _named(name: str, source: Any, model: nn.Module, node: Any) -> tuple[Any, nn.Module]:
-    """Return (config node that builds the network, network). The node is None if the task itself built the network."""
+def _named(source: Any, model: nn.Module, of_run: dict[str, Any]) -> tuple[dict[str, Any], nn.Module]:
+    """Return ({"node", "seed"} from which the network is built, network). The node is None if the task built it.
+
+    of_run: node and seed of the run's model."""
     if isinstance(source, nn.Module):
-        return None, source
+        return of_run | {"node": None}, source
     if source is None:
-        return node, copy.deepcopy(model)
+        return of_run, copy.deepcopy(model)
     network, cfg, _, _ = restore_model(Path(source))
-    return plain(cfg.model), network
+    return {"node": plain(cfg.model), "seed": cfg.seed}, network
 
 
-def _saved(name: str, source: Any, file: Path) -> nn.Module:
+def _saved(name: str, source: Any, file: Path, seed: int) -> nn.Module:
     if not file.exists():
         raise ConfigError(
             f"{file}: is missing; it contains the run's frozen network {name} - copy it from the original run"
         )
     held = load_verified(file)
     built = isinstance(source, nn.Module)
-    network = source if built else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)
-    quantize_layers(network, held.get("quantized", {}))  # files of version 0.2 do not have this
+    with seeded(held.get("seed", seed)):  # files of version 0.2 have neither this nor "quantized"
+        network = source if built else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)
+    quantize_layers(network, held.get("quantized", {}))
     load_weights(network, held["model"], str(file))
     return network

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -17,7 +18,7 @@ from lab.statistics import with_stored
 from samebits.checkpoints import eval_state_dict, load_weights, read_run, run_directory
 from samebits.errors import ConfigError
 from samebits.saved import read_config
-from samebits.steps import seeded
+from samebits.steps import rng_bytes, seeded
 from samebits.targets import construct
 
 
@@ -36,7 +37,8 @@ def make_model(config: Config) -> nn.Module:
 def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module, DictConfig, Path, dict[str, Any]]:
     """Return (model, resolved config, path of the checkpoint, its payload). The model is on the CPU, in eval mode.
 
-    path: a run directory or one of its checkpoints. overrides: key=value, applied to the run's config first.
+    path: a run directory or one of its checkpoints. overrides: key=value, applied to the run's config first. The
+    payload also has "rng_of_task", the random state from which the run's task was built.
     """
     cfg, file, payload = read_run(PROJECT, path, overrides)
     cfg = with_stored(cfg, file.parent.parent)
@@ -45,6 +47,7 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     # for values that no checkpoint has, such as random features that are not a buffer
     with seeded(of_run.values["seed"]):
         model = make_model(config)
+        payload["rng_of_task"] = rng_bytes(torch.device("cpu"))
     load_weights(model, eval_state_dict(payload), str(file))
     return model.eval(), cfg, file, payload
 

@@ -26,6 +26,7 @@ from samebits.compiling import compile_blocks
 from samebits.device import resolve_auto_as_recorded, resolve_hardware
 from samebits.errors import ConfigError
 from samebits.runs import warn_of_changed_files
+from samebits.steps import seeded
 from samebits.world import check_no_rank, dist_env, process_group, world_of_one
 
 # an evaluation reads these groups and, of `trainer`, the keys that choose its samples and batches
@@ -98,11 +99,12 @@ def check_effects(overrides: Sequence[str], split: str) -> None:
 
 
 def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str, Any]) -> Task:
-    """Return the task of a run with its frozen networks, on the CPU. file, payload: the checkpoint."""
-    task = make_task(config)
+    """Return the task of a run with its frozen networks, on the CPU. file, payload: as restore_model returns them."""
     known = {key: payload[key] for key in ("total_steps", "epoch_samples") if key in payload}  # not in old ones
-    task.run = replace(task_run(config, world_of_one()), **known)
-    task.setup(model)
+    with seeded(payload["rng_of_task"]):
+        task = make_task(config)
+        task.run = replace(task_run(config, world_of_one()), **known)
+        task.setup(model)
     check_holds_no_weights(task, model)
     provide_frozen(task, model, config.values["model"], file.parent.parent, begins=False, writes=False)
     if "task" in payload:

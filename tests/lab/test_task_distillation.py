@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from common import needs
 from shipped import Stateless
 from torch.nn import functional as F
 
+from lab import build, load_run
+from lab.models.mlp import MLP
 from lab.restore import restore, score_checkpoint
+from lab.tasks.distillation import Distillation
 from samebits.errors import ConfigError, RunFailed
-from samebits.testing import SMALL, Killed, last_checkpoint, raise_at_step, resume_run, start_run
+from samebits.testing import SMALL, Killed, compose, last_checkpoint, raise_at_step, resume_run, start_run
 
 TRAINED = ("model.hidden=[24]", "optim.lr=3e-2", "trainer.max_steps=50", "trainer.eval_every=null")
 pytestmark = needs("data/digits.h5")
@@ -72,3 +78,29 @@ def test_the_teacher_stays_with_the_run(tmp_path: Path, monkeypatch: pytest.Monk
         ConfigError, match=r"frozen/teacher\.pt: is missing; it contains the run's frozen network teacher"
     ):
         score_checkpoint(moved, "val", [])
+
+
+def test_a_loaded_task_has_the_run_s_random_constants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: Path
+) -> None:
+    """Which no checkpoint has. The teacher has those of its own run, also after a resume of the student's."""
+    for kind in (MLP, Distillation):
+
+        def with_constants(self: Any, *args: Any, built: Any = kind.__init__, **kwargs: Any) -> None:
+            built(self, *args, **kwargs)
+            self.constants = [torch.rand(3), np.random.rand(3), random.random()]
+
+        monkeypatch.setattr(kind, "__init__", with_constants)
+
+    def constants(task: Any) -> str:
+        return str([task.constants, task.frozen_networks["teacher"].constants])
+
+    run = (*SMALL, "task=distillation", f"task.teacher={teacher}", "model.hidden=[16]", "seed=5")
+    parts = build(compose(*run))
+    parts.close()
+    wanted, folder = constants(parts.task), start_run(tmp_path / "run", *run, "trainer.max_steps=1")
+    before = torch.get_rng_state()
+    assert str(load_run(teacher)[0].constants) in wanted
+    assert constants(restore(folder, "val", ["seed=7"]).task) == wanted
+    assert constants(load_run(folder)._task) == wanted
+    assert torch.equal(torch.get_rng_state(), before)

@@ -27,11 +27,16 @@ def seed_everything(seed: int, stream: int = 0) -> None:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """In this block, draw the numbers on the CPU that follow seed_everything(seed). Afterwards, continue as before."""
+def seeded(seed: int | Tensor) -> Iterator[None]:
+    """In this block, draw the numbers on the CPU that follow seed_everything(seed). Afterwards, continue as before.
+
+    seed: or the bytes of `rng_bytes`, to draw the numbers that follow that state."""
     cpu = torch.device("cpu")
     before = rng_bytes(cpu)
-    torch.default_generator.manual_seed(_seed_host(seed, 0))
+    if isinstance(seed, Tensor):
+        set_rng_bytes(seed, cpu)
+    else:
+        torch.default_generator.manual_seed(_seed_host(seed, 0))
     try:
         yield
     finally:
