@@ -41,6 +41,7 @@ from samebits.device import BLOCKS, Hardware
 from samebits.errors import ConfigError, one_line
 from samebits.loggers import Logger
 from samebits.process import model_of_rank, to_devices
+from samebits.profiling import is_out_of_memory
 from samebits.schema import did_you_mean
 from samebits.shards import is_sharded
 from samebits.steps import begin_momentum, seed_everything
@@ -198,6 +199,8 @@ def make_state(
     try:
         ema = copy.deepcopy(model).requires_grad_(False) if averaging_rules(config, task, model) else None
     except (TypeError, RuntimeError) as error:  # a lock, a generator, torch.nn.utils.weight_norm
+        if is_out_of_memory(error):
+            raise
         raise ConfigError(
             f"model: {type(model).__name__} cannot be copied for the weight average ({one_line(error)}): create what "
             "cannot be copied in `forward`, or train without the average"

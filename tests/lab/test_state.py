@@ -102,6 +102,15 @@ def test_a_checkpoint_of_before_0_2_goes_on_where_it_was() -> None:
         assert_equal(fresh.running_sums, state.running_sums)
 
 
+def test_no_memory_for_the_average_is_no_mistake_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes")
+
+    monkeypatch.setattr(torch.nn.Linear, "__deepcopy__", full, raising=False)
+    with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator: can't allocate memory"):
+        state_of()
+
+
 @pytest.mark.slow
 def test_a_state_without_average_and_scaler() -> None:
     state = state_of("trainer.ema_decay=null")
