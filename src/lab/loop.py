@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lab.average import prepare_evaluation_model, training_mode
 from lab.callbacks.base import overridden_methods
+from lab.checks import no_new_parameters
 from lab.logging import check_finite, check_has_trained, log_train
 from lab.optimizer_step import OptimizerStep
 from lab.options import TrainerConfig
@@ -94,7 +95,8 @@ def fit(
     step = train_step if run.rank_timing is None else run.rank_timing.timed(train_step)  # finds slow ranks
     if run.hardware.cuda_graph:
         step = as_graph(step, state, run, may_draw_outside_losses(state), bool(before_step or on_step))
-    next_step = with_seed_check(step, f"{type(state.model).__name__} or {type(state.task).__name__}", run.logger.warn)
+    names = f"{type(state.model).__name__} or {type(state.task).__name__}"
+    next_step = with_seed_check(no_new_parameters(state.model)(step), names, run.logger.warn)
     for net in loss_modules.values():
         training_mode(net) if state.rules >= 2 else net.train()  # older runs: lab.options.RULES
     run.watchdog.beat("training", state.step, slow=True)  # the first step may compile

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lab.average import evaluation_mode
 from lab.callbacks.base import overridden_methods
-from lab.checks import explained_mistake, noting, predicted
+from lab.checks import explained_mistake, no_new_parameters, noting, predicted
 from lab.evaluation import evaluate, monitored
 from lab.state import RunContext, TrainState
 from lab.tasks.base import Batch, overrides
@@ -45,10 +45,9 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
             return {}
 
     scores: dict[str, float] = {}
-    parameters = dict(model.named_parameters())
     transforms = [loader.transform for loader in val_loaders.values()]
     parts = [part for transform in transforms for part in getattr(transform, "__dict__", {}).values()]  # of a Chain
-    with as_before(state, run, [*transforms, *parts]):
+    with as_before(state, run, [*transforms, *parts]), no_new_parameters(model):
         for split, loader in val_loaders.items():
             run.watchdog.beat("trying an evaluation", state.step, slow=True)
             first: list[Batch] = []
@@ -66,11 +65,6 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
                     noting("task", None, batch),
                 ):
                     predicted(task, model, batch)
-        if made := [name for name, _ in model.named_parameters() if name not in parameters]:
-            raise ConfigError(
-                f"model: {type(model).__name__} creates the parameter {made[0]} in `forward`, so it would be "
-                "neither trained nor loaded: create it in __init__"
-            )
     check_numbers(scores)
     for line in raised:
         run.logger.warn(line)
