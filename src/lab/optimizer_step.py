@@ -181,7 +181,9 @@ class OptimizerStep:
         factor, weights = self._average_inputs()
         if factor is None:
             return
-        skipped, means = self._skipped(objectives), list(state.ema.parameters())
+        means = list(state.ema.parameters())
+        # a task's factor counts steps, so a skipped one counts, too, with the weights that it has left as they were
+        skipped = None if overrides(state.task, "averaging_factor") else self._skipped(objectives)
         update_average(local_parts(means), local_parts(weights), factor, skipped)
         if overrides(state.task, "project"):
             with restore_if(skipped, means):

@@ -23,7 +23,17 @@ from lab.restore import score_checkpoint
 from lab.state import model_or_average
 from samebits.checkpoints import export
 from samebits.errors import ConfigError
-from samebits.testing import SMALL, assert_equal, assert_undisturbed, broken_off, last_checkpoint, result, start_run
+from samebits.testing import (
+    SMALL,
+    assert_equal,
+    assert_undisturbed,
+    broken_off,
+    last_checkpoint,
+    metrics,
+    poison,
+    result,
+    start_run,
+)
 
 pytestmark = needs("data/digits.h5")
 RESNET = ("task=swa", "model=resnet", "model.width=4", "model.blocks=[1]", "task.statistics=1000",
@@ -44,13 +54,14 @@ def whole(split: str) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip((x.float() / 255).split(100), y.long().split(100))
 
 
-def in_plain_torch(model: nn.Module) -> nn.Module:
+def in_plain_torch(model: nn.Module, skipped: int | None = None) -> nn.Module:
     """The mean of the weights after steps 2 and 4 of 5, with the statistics of all training images."""
     optimizer, mean = torch.optim.SGD(model.parameters(), lr=0.1), AveragedModel(model)
     for step, (x, y) in enumerate(plain.batches()):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        if step != skipped:
+            optimizer.step()
         if step + 1 in (2, 4):
             mean.update_parameters(model)
     update_bn((x for x, _ in whole("train")), mean)
@@ -73,6 +84,16 @@ def test_it_is_torchs_average_and_update_bn(tmp_path: Path) -> None:
         losses = torch.cat([F.cross_entropy(wanted(x), y, reduction="none") for x, y in whole("val")])
     assert result(folder)["val/loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
     assert score_checkpoint(folder, "val", [])["loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
+
+
+def test_a_skipped_step_counts_with_the_weights_that_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a loop with GradScaler that calls `update_parameters`; otherwise earlier weights would count twice."""
+    run = (*SMALL, "task=swa", "task.start=0.4", "task.every=2", *plain.PLAIN, "trainer.non_finite=skip")
+    poison(monkeypatch, step=3, rank=0)
+    folder = start_run(tmp_path / "run", *run)
+    assert any(line.get("train/skipped_steps") for line in metrics(folder))
+    wanted = in_plain_torch(plain.first_weights(*run), skipped=3)
+    torch.testing.assert_close(last_checkpoint(folder)["ema"], dict(wanted.state_dict()), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
