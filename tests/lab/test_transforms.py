@@ -163,13 +163,15 @@ def test_mixup_takes_labels_of_any_usual_form() -> None:
             Mixup("x", "y", 10, 0.4, 0)({**batch, "y": y}, numbers)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 1.0, 2.0, 32.0])
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 2.0, 32.0, 1000.0])
 def test_mixup_shares_follow_their_distribution(alpha: float) -> None:
     numbers = torch.arange(400_000)
     mixed = Mixup("x", "y", 2, alpha, 0)({"x": torch.zeros(400_000, 1), "y": numbers % 2}, numbers)
     shares = mixed["y"][::2, 0].numpy()
     assert abs(shares.mean() - 0.5) < 0.005
     assert abs(shares.var() * 4 * (2 * alpha + 1) - 1) < 0.02
+    with pytest.raises(ConfigError, match=rf"^Mixup: alpha is -{alpha}, but must be > 0"):
+        Mixup("x", "y", 2, -alpha, 0)
     reference = np.sort(np.random.default_rng(0).beta(alpha, alpha, 200_000))
     assert np.abs(np.sort(shares) - reference)[200:-200].max() < 0.02  # the outermost 1/4096 is coarser
 

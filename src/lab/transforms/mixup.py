@@ -72,12 +72,16 @@ def _beta_quantiles(alpha: float) -> Tensor:
     """Return (4097,) float32: quantiles of Beta(alpha, alpha) at equal steps of probability.
 
     If alpha < 1, substituting t = x ** alpha removes the pole of x ** (alpha - 1) * (1 - x) ** (alpha - 1) at 0. Values
-    above 0.5 follow by symmetry.
+    above 0.5 follow by symmetry. The first quantile is extrapolated: the true one, 0, would place 1 of 2048 weights far
+    from all others if alpha is large.
     """
+    if not alpha > 0:
+        raise ConfigError(f"Mixup: alpha is {alpha}, but must be > 0")
     power = min(alpha, 1.0)
     t = np.linspace(0, 0.5**power, 65537)
     x = t ** (1 / power)
     density = (1 - x if alpha < 1 else 4 * x * (1 - x)) ** (alpha - 1)  # 4: otherwise it would be 0 if alpha is large
     mass = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
     lower = np.interp(np.linspace(0, 1, 2049), mass / mass[-1], t) ** (1 / power)
+    lower[0] = max(0.0, 2 * lower[1] - lower[2])
     return torch.from_numpy(np.concatenate([lower, 1 - lower[-2::-1]])).float()
