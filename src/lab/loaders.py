@@ -297,7 +297,8 @@ def make_bn_loader(
     config = replace(
         config, trainer=replace(config.trainer, max_eval_batches=task.bn_update_batches, pad_eval_batches=True)
     )
-    return make_eval_loader(config, hardware, dataset, "train", world, train)
+    # not compiled, so that no batch is padded with copies of a row, which would count in the statistics
+    return make_eval_loader(config, replace(hardware, compile=None), dataset, "train", world, train)
 
 
 def _loader(

@@ -19,6 +19,10 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from lab import load_run
+from lab.builders import make_task
+from lab.config import Config
+from lab.experiment import Experiment
+from lab.loaders import make_bn_loader
 from lab.restore import score_checkpoint
 from lab.state import model_or_average
 from samebits.checkpoints import export
@@ -28,6 +32,7 @@ from samebits.testing import (
     assert_equal,
     assert_undisturbed,
     broken_off,
+    compose,
     last_checkpoint,
     metrics,
     poison,
@@ -115,6 +120,20 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
     mean: Any = model_or_average(state)  # type: ignore[arg-type]
     assert torch.equal(mean[0].running_mean, model[0].running_mean)
     assert torch.equal(mean[1].running_mean, model[1].running_mean) == (statistics == 0)
+
+
+def test_the_statistics_of_a_compiled_run_are_of_each_row_once() -> None:
+    """Evaluation batches are padded then, with copies of a row, so that nothing is compiled again."""
+    run = (*SMALL, *RESNET, "task.statistics=5", "hardware.eval_batch_size=25", "hardware.compile=true")
+    experiment = Experiment.of_first_rank(Config.of(compose(*run)), apply=False)
+    config, train, world = experiment.config, experiment.sets["train"], experiment.world
+    with experiment.train_loader() as like:
+        loader = make_bn_loader(config, experiment.hardware, train, world, make_task(config), like)
+        assert loader is not None
+        with loader:
+            images = [batch["x"] for batch in loader]
+    assert [len(part) for part in images] == [25, 25, 10]  # 5 batches of 12
+    assert len(torch.cat(images).flatten(1).unique(dim=0)) == 60
 
 
 @pytest.mark.slow
