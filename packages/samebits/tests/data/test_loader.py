@@ -180,8 +180,9 @@ def test_ragged_samples() -> None:
         assert loader.why.startswith("threads: samples vary")
         values = torch.cat([batch["values"] for batch in loader])
     assert values.tolist() == [i for i in range(50) for _ in range(i % 4)]
-    with pytest.raises(ConfigError, match=r"data\.loader=threads"):
-        Loader(Ragged(), EvalPlan(50, 7, 0, 1), CPU, kind="device", seed=0)
+    for kind in ("device", "workers"):
+        with pytest.raises(ConfigError, match=rf"^data\.loader={kind} needs samples of .*data\.loader=threads$"):
+            Loader(Ragged(), EvalPlan(50, 7, 0, 1), CPU, kind=kind, seed=0)
 
 
 def test_so_many_workers_that_the_machine_would_stand_still_are_refused() -> None:

@@ -52,8 +52,8 @@ def kind_of(dataset: Any, plan: Plan, device: torch.device, kind: str) -> tuple[
             )
         return "workers", "workers: the dataset has no `gather`, only __getitem__"
     if kind != "auto":
-        if kind == "device" and is_ragged(dataset.spec):
-            raise ConfigError("data.loader=device needs samples of one shape; use data.loader=threads")
+        if is_ragged(dataset.spec) and (kind == "device" or (kind == "workers" and not hasattr(dataset, "collate"))):
+            raise ConfigError(f"data.loader={kind} needs samples of one shape; use data.loader=threads")
         return kind, f"{kind}: set by data.loader"
     return _for_batch_dataset(dataset, plan, device)
 
