@@ -203,6 +203,12 @@ def test_ranks_change_nothing(tmp_path: Path, ends: list[int]) -> None:
                 assert found == pytest.approx(whole, abs=1e-6, nan_ok=True), name
                 if name in ("F1", "IoU", "AUROC"):
                     assert found == whole, name
+        import torchmetrics
+
+        # its state is a number until the first batch, which an empty rank does not have
+        errors = as_metric(torchmetrics.R2Score(multioutput="raw_values"))
+        whole = score(errors, output, output.flip(0))
+        assert score(errors, output[own], output.flip(0)[own], world) == pytest.approx(whole, abs=1e-5)
 
     every_metric()  # imports torchmetrics once, not in each rank
     on_ranks(work, tmp_path / "ranks", ranks=len(ends))

@@ -92,9 +92,10 @@ class Torchmetric:
 
 def gathered(value: Tensor, world: World) -> list[Tensor]:
     """Return the state of each rank. A rank without samples may have a state of a wrong dtype and shape; it is replaced
-    by an empty tensor."""
+    by an empty tensor, or expanded if it is a number."""
     parts = world.all_gather(value)
-    known = next((part for part in parts if part.numel()), value)
+    known = max((part for part in parts if part.numel()), key=Tensor.dim, default=value)
+    parts = [part if part.dim() else part.expand_as(known) for part in parts]
     return [part if part.numel() else known[:0] for part in parts] if known.dim() else parts
 
 
