@@ -193,7 +193,7 @@ TASKS = {
         "area: [0.08, 1.0], ratio: [0.75, 1.3333], seed: 0}",
         "+data.transforms.cutout={_target_: lab.transforms.fields.Cutout, field: x, size: 2, value: 0.0, seed: 0}",
         "+data.transforms.mixup={_target_: lab.transforms.mixup.Mixup, field: x, target: y, num_classes: 10, "
-        "alpha: 0.2, seed: 0}", "task.metrics={}",
+        "alpha: 0.2, seed: 0}",
     ),
     "recomputed, channels last": (
         *RESNET, "model.blocks=[1,1]", "hardware.activation_checkpointing=auto", "hardware.channels_last=true",

@@ -40,7 +40,16 @@ def test_compose_is_what_the_command_composes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("overrides", "said"), [(["model=resnte"], "resnet"), (["trainer.max_steps=x"], "trainer.max_steps")]
+    ("overrides", "said"),
+    [
+        (["model=resnte"], "resnet"),
+        (["trainer.max_steps=x"], "trainer.max_steps"),
+        (
+            ["task.metrics={}"],
+            r"^task\.metrics={}: has no effect, .* - write '~task\.metrics\.accuracy'$",
+        ),
+        (["task.metrics={}", "~task.metrics.accuracy", "trainer.max_steps=x"], r"^trainer\.max_steps"),
+    ],
 )
 def test_mistakes_are_config_errors_of_one_line(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
@@ -66,7 +75,7 @@ def test_fit_goes_on_in_a_directory_that_holds_the_run(run_dir: Path, tmp_path: 
 BUILT = {
     "dropout": ("model.dropout=0.5",),
     "convolutions": ("model=resnet", "model.width=4", "model.dropout=0.3"),
-    "own modules": ("task=byol", "model.num_outputs=8", "model.hidden=[16]", "task.augment={}"),
+    "own modules": ("task=byol", "model.num_outputs=8", "model.hidden=[16]", "~task.augment.crop"),
     "finetune": ("task=finetune", "task.weights=RUN", "model.dropout=0.2"),
 }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from samebits.config.compose import (
         absolute as absolute,
         as_started as as_started,
+        check_empty as check_empty,
         compose_here as compose_here,
         composed as composed,
         initialize as initialize,

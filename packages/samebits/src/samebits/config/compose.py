@@ -284,7 +284,18 @@ def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictC
         if (line := explain(project, error, overrides, composed)) is None:
             raise
         raise ConfigError(line) from error
+    check_empty(cfg, overrides)
     return resolved(project, cfg, cwd)
+
+
+def check_empty(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for an override key={} if the key has entries in the composed config. Hydra merges mappings, so
+    it removes none."""
+    for key in (one.lstrip("+").removesuffix("={}") for one in overrides if one.endswith("={}")):
+        entries = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+        if isinstance(entries, DictConfig) and entries:
+            remedy = " ".join(f"'~{key}.{name}'" for name in map(str, entries))
+            raise ConfigError(f"{key}={{}}: has no effect, because Hydra keeps the entries of {key} - write {remedy}")
 
 
 def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:

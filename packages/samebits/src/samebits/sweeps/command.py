@@ -17,7 +17,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from samebits import early_signals
-from samebits.config import agents_run, as_started, missing_defaults, recipe_hint, remove_if_empty, run_hydra
+from samebits.config import (
+    agents_run,
+    as_started,
+    check_empty,
+    missing_defaults,
+    recipe_hint,
+    remove_if_empty,
+    run_hydra,
+)
 from samebits.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
 from samebits.project import Program
 from samebits.runs import choose_run
@@ -83,6 +91,7 @@ def train_one(program: Program, cfg: DictConfig) -> int:
     try:
         if not multirun:
             check_effects(cfg, overrides)
+        check_empty(cfg, overrides)
         final, chosen = choose_run(program, cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(program.root, run_dir)
