@@ -27,6 +27,7 @@ PLAIN = (
     "-c", "core.quotePath=false", "-c", "core.untrackedCache=false", "-c", "log.showSignature=false",
     "-c", "status.relativePaths=false", "-c", "tar.umask=0022",
 )  # fmt: skip
+DATE = str(1_000_000_000)  # of all files in a wheel: a shallow clone does not have the date of their last commit
 SETUPTOOLS = 71  # builds wheels by itself; older ones need the package wheel
 
 
@@ -38,15 +39,14 @@ def build(root: Path, into: Path) -> list[Path]:
     """Build a wheel of each folder of root/packages into the folder `into`; return the wheels, sorted by name.
 
     The files are those of HEAD, unpacked to a temporary folder, so that a wheel has nothing that an earlier build left
-    behind. Two builds by the same setuptools are equal byte for byte if the last commit that changed packages/ is the
-    same. `into` is made if it is missing; it gets no wheel if one build fails. Raises Mistake if root is not a git
-    checkout, if HEAD has no packages/, if files there are not committed, or if a build fails.
+    behind. Two builds by the same setuptools are equal byte for byte if packages/ is the same. `into` is made if it is
+    missing; it gets no wheel if one build fails. Raises Mistake if root is not a git checkout, if HEAD has no
+    packages/, if files there are not committed, or if a build fails.
     """
     if changed := changes(root, "packages"):
         raise Mistake(f"{changed[0]}: is not committed - wheels are built from the commit: git commit, or git stash")
     if not (folders := git(root, "ls-tree", "-d", "--name-only", "HEAD", "packages/").decode().split()):
         raise Mistake(f"{root}: the commit has no packages/, of which wheels are built")
-    committed = git(root, "log", "-1", "--format=%ct", "HEAD", "--", "packages").decode().strip()
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder) / "source", Path(folder) / "built"
         with tarfile.open(fileobj=io.BytesIO(git(root, "archive", "--format=tar", "HEAD", "packages"))) as archive:
@@ -56,7 +56,7 @@ def build(root: Path, into: Path) -> list[Path]:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
         done = subprocess.run(
             [*command, *isolation, "--wheel-dir", str(built), *(str(source / one) for one in folders)],
-            env={**os.environ, "SOURCE_DATE_EPOCH": committed},
+            env={**os.environ, "SOURCE_DATE_EPOCH": DATE},
             umask=0o022,
             capture_output=True,
             text=True,

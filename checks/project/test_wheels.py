@@ -63,6 +63,11 @@ def test_wheels_are_of_the_commit(wheels: ModuleType, project: Path, tmp_path: P
     git(project, "config", "tar.umask", "0077")
     again = wheels.build(project, tmp_path / "b")
     assert [wheel.read_bytes() for wheel in again] == [wheel.read_bytes() for wheel in built]
+    (project / "notes.txt").touch()
+    commit(project)
+    git(tmp_path, "clone", "-q", "--depth", "1", project.as_uri(), "shallow")
+    again = wheels.build(tmp_path / "shallow", tmp_path / "c")
+    assert [wheel.read_bytes() for wheel in again] == [wheel.read_bytes() for wheel in built]
     git(project, "mv", "packages/one/src/one/module.py", "packages/one/src/one/renamed.py")
     git(project, "commit", "-q", "-m", "renamed")
     assert modules(wheels.build(project, tmp_path / "a")[0]) == {"one/__init__.py", "one/renamed.py"}
