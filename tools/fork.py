@@ -9,13 +9,14 @@
 It reads the files that git tracks, and needs only git, ruff and pip, so that it runs before there is an environment.
 parts.py lists the parts that can be left out, libraries.py the places that the libraries can come from.
 
-Exit status: 0 done, 2 a mistake in the arguments; then nothing is changed.
+Exit status: 0 done, 1 a file could not be read or written, 2 a mistake in the arguments; then nothing is changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import difflib
 import json
 import keyword
@@ -103,6 +104,9 @@ def main() -> int:
     except Mistake as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error.filename or args.into or ROOT}: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     if "COPIER_OPERATION" not in os.environ:  # copier prints its own messages, and makes several copies for an update
@@ -153,14 +157,14 @@ def check_name(name: str, present: str) -> None:
     if present != OLD:
         raise Mistake(f"{name}: this fork has its name, {present}; there is no src/{OLD} to rename")
     problem = None
-    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+    if not re.fullmatch("[a-z]([a-z0-9_]*[a-z0-9])?", name):  # pip refuses an underscore at the end
         problem = "expected a name of lower-case letters, digits and _, such as my_project"
     elif keyword.iskeyword(name) or name in keyword.softkwlist:
         problem = "is a keyword of Python"
     elif len(name) > LONGEST:
         problem = f"has more than {LONGEST} letters, and stands in every import"
-    elif name in sys.stdlib_module_names:
-        problem = "is a module of Python's own library"
+    elif name in sys.stdlib_module_names or name in dir(builtins):
+        problem = "is a name of Python's own library"
     elif name == OLD:
         problem = "is the template's own name"
     elif name in required() or installed(name):
@@ -180,11 +184,13 @@ def own_names() -> set[str]:
 
 
 def file_with_variable(name: str) -> str | None:
-    for path in (ROOT / one for one in tracked(ROOT) if one.endswith(".py") and not one.startswith((ENGINE, "tools/"))):
+    outside = (ENGINE, "tools/", *TEMPLATE_ONLY)
+    for path in (ROOT / one for one in tracked(ROOT) if one.endswith(".py") and not one.startswith(outside)):
         if name in (text := path.read_text(encoding="utf-8")):
-            for node in ast.walk(ast.parse(text)):
-                if name in (getattr(node, "id", None), getattr(node, "arg", None), getattr(node, "name", None)):
-                    return path.relative_to(ROOT).as_posix()
+            nodes = [*ast.walk(ast.parse(text))]
+            used = {getattr(node, kind, None) for node in nodes for kind in ("id", "arg", "name")}
+            if {name, OLD} <= used:
+                return path.relative_to(ROOT).as_posix()
     return None
 
 
@@ -417,14 +423,18 @@ def place(tree: Path, folder: Path, gone: list[str]) -> None:
 
 
 def place_whole(tree: Path, folder: Path) -> None:
-    """Write the tree to a new folder. If this process is killed, there is no folder of this name."""
+    """Write the tree to a new folder. If this fails or the process is killed, there is no folder of this name."""
     if folder.exists():  # copier's, or an earlier fork's, which git can restore
         place(tree, folder, gone=[])
         return
     partial = folder.absolute().with_name(f"{folder.absolute().name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
-    place(tree, partial, gone=[])
-    partial.rename(folder)
+    try:
+        place(tree, partial, gone=[])
+        partial.rename(folder)
+    except OSError:  # the disk is full
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import os
 import re
@@ -88,13 +89,19 @@ def files(folder: Path) -> dict[str, bytes]:
         ("class", "is a keyword"), ("match", "is a keyword"), ("Mine", "expected a"), ("my-own", "expected a"),
         ("json", "Python's own library"), ("torch", "installed or required"), ("omegaconf", "installed or required"),
         ("samebits", "installed or required"), ("packages", "already"), ("train", "already"), ("conf", "already"),
-        ("conftest", "already"),
+        ("conftest", "already"), ("print", "Python's own library"), ("lab_", "expected a"),
         ("lab", "the template's own"), ("model", "is a variable"), ("a" * 21, "more than 20"),
     ],
 )  # fmt: skip
 def test_names_that_would_clash_are_refused(tools: Any, name: str, reason: str) -> None:
     with pytest.raises(tools.Mistake, match=reason):
         tools.check_name(name, "lab")
+
+
+@pytest.mark.parametrize("name", ["climate", "cells", "folding", "engine", "x__y", "lab2"])
+def test_other_names_are_accepted(tools: Any, name: str) -> None:
+    """Variables of benchmarks/, which a fork does not get, and of files that do not have the name of the package."""
+    tools.check_name(name, "lab")
 
 
 def test_a_name_of_an_uninstalled_requirement_is_refused(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +317,37 @@ def test_a_new_folder_is_whole_or_not_there(tools: Any, tmp_path: Path, monkeypa
     assert [path.name for path in folder.parent.iterdir()] == ["fork"]
     with pytest.raises(tools.Mistake, match=r"fork: is there already, and no git checkout, .* or remove it$"):
         tools.check_folder(folder, keeps=True)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of this name, and a full disk: no part of a fork is left."""
+    (tmp_path / "file").touch()
+    done = fork(ROOT, "--without", "gan", "--into", str(tmp_path / "file"), code=1)
+    assert done.stderr == f"error: {tmp_path / 'file'}: Not a directory\n"
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a.py").touch()
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tools.shutil, "copy2", full)
+    with pytest.raises(OSError, match="No space left"):
+        tools.place_whole(tmp_path / "tree", tmp_path / "fork")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "tree"]
+
+
+def test_a_clone_of_any_settings_of_git_is_whole(template: Path, tmp_path: Path) -> None:
+    """The files of a clone have LF, which bash needs; wheels are committed whatever the user's git ignores."""
+    git(tmp_path, "-c", "core.autocrlf=true", "clone", "-q", str(template), "clone")
+    assert b"\r" not in (tmp_path / "clone/run").read_bytes() + (tmp_path / "clone/src/train.py").read_bytes()
+    (tmp_path / "clone/vendor").mkdir()
+    (tmp_path / "clone/vendor/samebits-0.3.0-py3-none-any.whl").touch()
+    (tmp_path / "ignored").write_text("vendor/\n*.whl\n*.h5\n")
+    git(tmp_path / "clone", "-c", f"core.excludesFile={tmp_path / 'ignored'}", "add", "-A")
+    assert git(tmp_path / "clone", "diff", "--cached", "--name-only").startswith("vendor/samebits")
+    assert git(tmp_path / "clone", "ls-files", "data/digits.h5")
 
 
 def test_a_repository_that_the_environment_names_is_not_read(
