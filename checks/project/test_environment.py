@@ -26,7 +26,10 @@ case "$1 $2" in
   echo "Collecting torch"; echo "  Downloading small.whl (1.2 MB)"; echo "  Downloading torch.whl (873.2 MB)"
   echo "Installing collected packages: a, b, c" ;;
 "-c import"*) exec "{sys.executable}" -S "$@" ;;
-*) echo "python $*" >>"$NOTES"; [ -z "$SAY_UTF8" ] || echo "utf8 $PYTHONUTF8 $LC_ALL"; [ -z "$SAY_PID" ] || echo "pid $$" ;;
+*)
+  echo "python $*" >>"$NOTES"
+  [ -z "$SAY_UTF8" ] || echo "utf8 $PYTHONUTF8 $LC_ALL"
+  [ -z "$SAY_PID" ] || echo "pid $$" ;;
 esac"""
 UV = """echo "uv $*" >>"$NOTES"
 [ "$1" = venv ] || [ -z "$UV_FAILS" ] || { echo "error: dns error" >&2; exit $UV_FAILS; }
