@@ -392,6 +392,17 @@ def test_a_folder_of_sequences(tmp_path: Path) -> None:
         run(tmp_path / "in")
 
 
+@pytest.mark.parametrize("kinds", [(">f8", ">f8"), (">f8", "<f8"), ("<f8", ">f8"), (">f8", ">f4"), (">i2", "<i2")])
+def test_sequences_in_any_byte_order(tmp_path: Path, kinds: tuple[str, str]) -> None:
+    """Each sample of a field of different lengths may be stored in another byte order."""
+    (tmp_path / "in").mkdir()
+    rows = [np.arange(1, 3, dtype=kinds[0]), np.arange(7, 12, dtype=kinds[1])]
+    for k, row in enumerate(rows):
+        np.save(tmp_path / "in" / f"{k}.npy", row)
+    with run(tmp_path / "in", variable=True) as file:
+        np.testing.assert_array_equal(file["x/values"][:], np.concatenate(rows))
+
+
 @pytest.mark.slow
 def test_csv_of_image_files(tmp_path: Path) -> None:
     (tmp_path / "pics").mkdir()

@@ -76,7 +76,7 @@ def flatten(values: list[np.ndarray], shapes: np.ndarray, dtype: np.dtype, name:
         if np.shape(value) != tuple(shape):
             raise ConfigError(f"field {name}: a sample had shape {tuple(shape)}, now {np.shape(value)}; did it change?")
     flat = [np.asarray(value, dtype).reshape(-1) for value in values]
-    return np.concatenate(flat) if flat else np.empty(0, dtype)
+    return np.concatenate(flat, dtype=dtype) if flat else np.empty(0, dtype)  # otherwise in native byte order
 
 
 def in_flight(
