@@ -1,5 +1,6 @@
 """ConfigError, the only error of this library; messages for errors of other libraries and for missing packages."""
 
+import contextlib
 import errno
 import json
 import os
@@ -70,6 +71,20 @@ def machine_fault(error: BaseException | None) -> str | None:
             return f"{os.strerror(number)}: {_REMEDIES[number]}"
         error = error.__cause__
     return None
+
+
+LFS_POINTER = b"version https://git-lfs."  # and a hash and a size; such a file has about 130 bytes
+
+
+def check_not_pointer(path: str | os.PathLike[str], size: int) -> None:
+    """Raise ConfigError for a Git LFS pointer, which a clone without `git lfs pull` has in place of a data file.
+
+    size: of the file, in bytes.
+    """
+    if 100 < size < 200:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise ConfigError(printable(f"{path} is a Git LFS pointer, not the data; run `git lfs pull` there"))
 
 
 def printable(name: object) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, need, printable
+from h5rows.errors import ConfigError, first_line, need, printable
 from h5rows.importers.arrays import places_of, tables_of
 from h5rows.importers.folders import walk
 from h5rows.options import PackOptions
@@ -41,6 +41,7 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
     arrays: dict[str, ChunkedRows] = {}
     attrs: dict[str, dict[str, Any]] = {}
     groups: dict[str, dict[str, Any]] = {}
+    failed: dict[str, str] = {}
     drivers = set()
     for folder, _, files in walk(path, options.external, hidden=True):
         if empty := next((name for name in files if name[0].isdigit() and not Path(folder, name).stat().st_size), None):
@@ -55,7 +56,12 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
         # metadata without attributes, which may contain NaN, which is not JSON
         spec = {"driver": driver, "metadata": metadata, "assume_metadata": True}
         spec["kvstore"] = {"driver": "file", "path": f"{folder}/"}
-        array, name = store.open(spec, read=True).result(), place or path.stem
+        name = place or path.stem
+        try:
+            array = store.open(spec, read=True).result()
+        except ValueError as error:
+            failed[name] = f"{folder} cannot be read: {first_line(error).partition(' [')[0]}; leave it out (fields=)"
+            continue
         if array.dtype.numpy_dtype.kind == "V":  # bfloat16, float8, int4: NumPy does not have them
             array = store.cast(array, store.int8 if array.dtype.name.startswith("int") else store.float32)
         if array.rank:
@@ -66,6 +72,9 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
             attrs[name] = own if fill is None or driver == "n5" else {"fill_value": fill, **own}
         elif not options.fields:
             account.leave("arrays", printable(name), "a single value, not rows")
+    for name, (_, field) in places_of([*arrays, *failed], path, options).items():
+        if name in failed and (not options.fields or field in options.fields):
+            raise ConfigError(failed[name])
     if not arrays:
         raise ConfigError(f"{path} contains no arrays with rows")
     shapes = {name: array.shape for name, array in arrays.items()}

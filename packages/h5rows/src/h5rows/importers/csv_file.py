@@ -12,6 +12,7 @@ import csv
 import io
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*([eE][+-]?\d+)?$"  # 1,5 and 1.234,56 and 1
 # types for --as int and float; the first one that fits all cells
 TYPES = {"int": ("int64", "uint64"), "float": ("float64",)}
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 1 << 24  # float32 rounds numbers between these to 24 bits
+MOST_BLOCK = 1 << 28  # bytes that arrow parses at a time; a longer cell cannot be read
 EMPTY = ("", "#n/a", "#na", "n/a", "na", "nan", "-nan", "null")  # empty cells in a column of numbers
 HEADER = "header=True reads it as names, header=False as a sample"
 
@@ -59,6 +61,7 @@ def read_csv(file: Path, options: PackOptions) -> Any:
     separator = options.separator or ("\t" if file.suffix.lower() == ".tsv" else ",")
     encoding, raw = options.encoding or "utf-8", file.read_bytes().rstrip(b"\r\n")
     reading = arrow.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False, encoding=encoding)
+    reading.block_size = min(max(1 << 20, len(raw)), MOST_BLOCK)
     parsing = arrow.ParseOptions(delimiter=separator, newlines_in_values=True, escape_char=options.escape or False)
     try:
         check_quotes(file, raw.decode(encoding) if b'"' in raw or options.escape else "", separator, options.escape)
@@ -217,6 +220,6 @@ def check_header(file: Path, table: Any, options: PackOptions) -> None:
 
 def check_names(file: Path, names: list[str]) -> None:
     """Raise ConfigError if two columns have the same name."""
-    if twice := next((n for n in names if names.count(n) > 1), None):
+    if twice := next((n for n, count in Counter(names).items() if count > 1), None):
         what = f"{file} has two columns {twice!r}"
         raise ConfigError(f"{what}; rename one, or give header=False if the first line is a sample")

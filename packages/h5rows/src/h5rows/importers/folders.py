@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, printable
+from h5rows.errors import ConfigError, check_not_pointer, printable
 
 ALLOW = "allow"
 
@@ -52,13 +52,14 @@ def files_of(root: Path, wanted: Callable[[str], bool], why: str, external: str,
 
 
 def check_kind(path: str | Path) -> None:
-    """Raise ConfigError unless the path is a file or folder: reading a pipe or a device could hang."""
+    """Raise ConfigError unless the path is a folder or a file with data: reading a pipe or a device could hang."""
     try:
-        mode = os.stat(path).st_mode
+        found = os.stat(path)
     except OSError as error:  # a broken link, or a link to itself
         raise ConfigError(printable(f"{path} cannot be read: {error.strerror}")) from None
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise ConfigError(printable(f"{path} is a pipe, a socket or a device; give regular files or folders"))
+    check_not_pointer(path, found.st_size)
 
 
 def check_inside(path: str | Path, top: str, external: str) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,12 @@ from h5rows.source import BadSample, Field
 RESERVED = re.compile(rb"__.*__", re.DOTALL)
 COUNTS = re.compile(rb"num[-_ ]?samples|length|len|size|count", re.IGNORECASE)
 NAMED_BYTES = 48  # of the record of a named database
+READ_ALL = """
+import lmdb, os, sys
+with lmdb.open(sys.argv[1], subdir=os.path.isdir(sys.argv[1]), readonly=True, lock=False) as env:
+    for value in env.begin(buffers=True).cursor().iternext(keys=False):
+        bytes(value[-1:])
+"""
 NUMBERED = re.compile(rb"(?P<field>.*?)[-_:/ ]*(?P<number>\d+)", re.DOTALL)
 
 
@@ -35,6 +44,7 @@ class LmdbSource(EncodedSource):
         for _ in walk(path, options.external) if path.is_dir() else ():
             pass  # raises if a file is outside of it
         self._env: Any = None
+        self._check_length()
         self._keys, names = self._list_keys()
         self._names = names
         size = len(self._keys) // max(1, len(names))
@@ -47,6 +57,16 @@ class LmdbSource(EncodedSource):
         # keys that are not only numbers have information, such as the class
         if names == ["value"] and "key" not in self.fields and not all(key.isdigit() for key in self._keys):
             self.fields["key"] = Field((None,), np.dtype(np.uint8), key_attrs(self._keys))
+
+    def _check_length(self) -> None:
+        """Raise ConfigError if the file is cut off: reading beyond its end would end this process by SIGBUS."""
+        info, page = self._open().info(), self._env.stat()["psize"]
+        size = (self.path / "data.mdb" if self.path.is_dir() else self.path).stat().st_size
+        # a whole file may lack its last pages too, if nothing uses them, so another process reads everything
+        if size < page * (info["last_pgno"] + 1):
+            ended = subprocess.run([sys.executable, "-c", READ_ALL, self.path], stderr=subprocess.DEVNULL, check=False)
+            if ended.returncode == -signal.SIGBUS:
+                raise ConfigError(f"{self.path} is cut off at byte {size:,}; copy or write it again")
 
     def _list_keys(self) -> tuple[list[bytes], list[str]]:
         """Return (keys ordered by sample and field, names of the fields)."""

@@ -65,7 +65,7 @@ class Groups:
             import pyarrow.parquet as pq
 
             file, number = self._places[group]
-            with pq.ParquetFile(self.files[file]) as opened:
+            with pq.ParquetFile(self.files[file], page_checksum_verification=True) as opened:
                 self._last = key, opened.read_row_group(number, columns=list(columns), use_threads=False)
         return self._last[1]
 
@@ -122,6 +122,8 @@ def exact(cells: Any, dtype: np.dtype | None) -> np.ndarray:
     dtype = dtype or number_type(cells.type)
     try:
         return cells.cast(pa.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    except pa.ArrowNotImplementedError:
+        raise ValueError(f"is {cells.type}; numbers, strings and bytes are read") from None
     except pa.ArrowInvalid as error:
         number = re.search(r"-?\d+", str(error))
         lost = number[0] if number else "a number"

@@ -21,6 +21,8 @@ from h5rows.importers.values import ShardSource
 from h5rows.options import PackOptions
 from h5rows.source import BadSample
 
+COMPRESSED = {"gzip": b"\x1f\x8b", "zlib": b"\x78"}  # how such files begin
+
 
 def masked_crc32c(data: bytes) -> int:
     """Return the checksum that TFRecord uses."""
@@ -38,8 +40,9 @@ def frames(path: Path) -> Iterator[tuple[int, int]]:
                 raise ConfigError(f"{path} is cut off at byte {at}; copy or write it again")
             length, crc = struct.unpack("<QI", head)
             if crc != masked_crc32c(head[:8]):
-                compressed = "; it is gzip: decompress it first" if at == 0 and head[:2] == b"\x1f\x8b" else ""
-                raise ConfigError(f"{path}: no valid record at byte {at}{compressed}")
+                pressed = next((kind for kind, begin in COMPRESSED.items() if head.startswith(begin) and not at), "")
+                why = f"it is {pressed}: decompress it first" if pressed else "it is damaged; copy or write it again"
+                raise ConfigError(f"{path}: no valid record at byte {at}; {why}")
             if at + 16 + length > size:
                 raise ConfigError(f"{path} is cut off in the record at byte {at}; copy or write it again")
             yield at + 12, length
@@ -86,6 +89,8 @@ def varints(data: bytes) -> np.ndarray:
     if not len(ends) or ends[-1] != len(raw) - 1:
         raise ValueError("a number runs over the end")
     begins = np.concatenate([[0], ends[:-1] + 1])
+    if (ends - begins).max() > 9:
+        raise ValueError("a number of more than 10 bytes")
     place = np.arange(len(raw)) - np.repeat(begins, ends - begins + 1)
     parts = (raw & 127).astype(np.uint64) << (7 * place).astype(np.uint64)
     return np.bitwise_or.reduceat(parts, begins).astype(np.int64)
@@ -171,7 +176,8 @@ class RecordSource(ShardSource):
         try:
             values = example(data[:size])
         except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
-            raise BadSample(self.name_of(row), f"is not a tf.train.Example: {error}") from None
+            why = error if isinstance(error, ValueError) else "a field is missing or cut off"
+            raise BadSample(self.name_of(row), f"is not a tf.train.Example: {why}") from None
         if not values:
             raise BadSample(self.name_of(row), "is not a tf.train.Example: it has no features")
         return values

@@ -99,7 +99,10 @@ def load_torch(raw: bytes | str, name: object, mapped: bool = False) -> Any:
         return torch.load(file, weights_only=True, map_location="cpu", mmap=mapped)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError ...
         if "mmap can only be used" in str(error):
-            raise BadSample(name, "has the format of torch < 1.6; load it and save it again") from None
+            why = "is not a file of torch.save, or has the format of torch < 1.6; load it and save it again"
+            raise BadSample(name, why) from None
+        if code := re.search(r"GLOBAL (\S+)", str(error)):
+            raise BadSample(name, f"contains {code[1]}, which could run code when read; save plain tensors") from None
         why = f"cannot be read by torch.load(weights_only=True): {first_line(error)}; save plain tensors"
         raise bad(name, error, why) from None
 
@@ -141,7 +144,7 @@ def read_text(raw: bytes, name: object) -> np.ndarray:
 
 def read_number(raw: bytes, name: object) -> np.ndarray:
     """Return a detected whole number. Raise BadSample for text such as 007, which may be a name."""
-    if not WHOLE_NUMBER.fullmatch(raw.strip()) and re.fullmatch(rb"[+-]?[0-9]+", raw.strip()):
+    if not WHOLE_NUMBER.fullmatch(raw.strip()) and re.fullmatch(rb"[+-]?[0-9_]+", raw.strip()):
         why = f"{AS_TEXT} as text, kinds={{'NAME': 'int'}} reads the number"
         raise BadSample(name, f"is {raw.strip()[:30].decode()!r}, which may be a name or a number; {why}")
     return read_int(raw, name)
@@ -216,6 +219,10 @@ class EncodedSource(SampleSource):
         for name in fields:
             if name not in raws:
                 raise BadSample(self.name_of(row), f"has no field {name!r}")
+            if isinstance(raws[name], bytes) != (name in self.decoders):
+                here, first = ("numbers", "bytes") if name in self.decoders else ("bytes", "numbers")
+                what = f"{self.name_of(row)} has {here}, {self.name_of(0)} has {first}"
+                raise ConfigError(f"field {name}: {what}; write one type, or leave the field out (fields=)")
         return {
             name: self.decoders[name](raws[name], f"{self.name_of(row)}: {name}")
             if name in self.decoders
@@ -226,6 +233,9 @@ class EncodedSource(SampleSource):
 
 class ShardSource(EncodedSource):
     """Samples at known offsets in files of one kind, such as ".tar"."""
+
+    _number = _descriptor = -1  # the open file
+    _close: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(self, path: Path, kind: str, options: PackOptions) -> None:
         by_split = files_by_split(path, (kind,), options.external, self.account)
@@ -239,14 +249,14 @@ class ShardSource(EncodedSource):
 
     def piece(self, number: int, offset: int, size: int) -> bytes:
         """Return bytes of files[number]; fewer if the file has become shorter."""
-        descriptors: dict[int, int] = self.__dict__.setdefault("_descriptors", {})
-        if number not in descriptors:
-            descriptors[number] = os.open(self.files[number], os.O_RDONLY)
-            finalize(self, os.close, descriptors[number])
-        return os.pread(descriptors[number], size, offset)
+        if number != self._number:  # one file is open at a time, because there may be more than a process may open
+            self._close()
+            self._descriptor = os.open(self.files[number], os.O_RDONLY)
+            self._number, self._close = number, finalize(self, os.close, self._descriptor)
+        return os.pread(self._descriptor, size, offset)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_descriptors": {}}
+        return {name: value for name, value in vars(self).items() if name not in ("_number", "_close")}
 
 
 def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Account) -> dict[str, list[Path]]:

@@ -20,6 +20,7 @@ from h5rows.reading.fields import is_readable
 from h5rows.source import Field, Rows, Source, select
 
 BLOCK_BYTES = 4 << 20  # written by a worker at a time; limits its memory
+MOST_DIMENSIONS = 32  # of a dataset in HDF5, rows included
 PROCESS_ROWS = 512  # most rows per block if reading runs Python code: progress is visible and workers end together
 
 
@@ -126,14 +127,21 @@ def place_groups(source: Source, parts: list[Part], own: Mapping[str, Any]) -> d
 def check_storable(source: Source, names: Mapping[str, str]) -> None:
     """Raise ConfigError if HDF5 cannot store a field with its type and name."""
     where = printable(source.origin)
+    groups = {new[:end] for new in names.values() for end, sign in enumerate(new) if sign == "/"}
     for name, new in names.items():
         what = source.fields[name]
         if bad_text(new) or not all(part.strip(".") for part in new.split("/")):
             raise ConfigError(f"{where}: a field cannot be named {new!r}; fields={{'NAME': 'OTHER'}} renames it")
-        if beside := next((n for n in names.values() if n.startswith(f"{new}/")), None):
+        if new in groups:
+            beside = next(n for n in names.values() if n.startswith(f"{new}/"))
             raise ConfigError(
                 f"field {new!r} and {beside!r} cannot both be in a file; fields={{{new!r}: 'OTHER'}} renames one"
             )
+        if len(what.shape) >= MOST_DIMENSIONS:
+            dimensions = f"field {name!r} has {len(what.shape) + 1} dimensions, but HDF5 has at most {MOST_DIMENSIONS}"
+            raise ConfigError(f"{where}: {dimensions}; reshape it, or leave the field out (fields=)")
+        if column := next(filter(bad_text, what.dtype.names or ()), None):
+            raise ConfigError(f"{where}: field {name!r}: a column cannot be named {column!r}; rename it")
         try:
             members = [what.dtype[n] for n in what.dtype.names] if what.dtype.names else [what.dtype]
             plain = any(map(is_readable, members)) and not what.dtype.hasobject

@@ -17,7 +17,7 @@ from weakref import WeakSet, WeakValueDictionary
 import h5py
 from h5py._objects import phil  # h5py's lock: a second lock, held while h5py waits for its own, could deadlock
 
-from h5rows.errors import ConfigError, argument, as_typed, machine_fault
+from h5rows.errors import ConfigError, argument, as_typed, check_not_pointer, machine_fault
 from h5rows.reading.folders import is_remote
 from h5rows.reading.listed import is_index, listed
 from h5rows.reading.stored import File, Identity, identity, state_of
@@ -181,10 +181,12 @@ def _access() -> Any:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise ConfigError for a pipe or a device, because HDF5 would wait for it. For a folder, HDF5 raises an error."""
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    """Raise ConfigError for a pipe or a device, because HDF5 would wait for it, and for a Git LFS pointer. For a
+    folder, HDF5 raises an error."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path} is not a regular file (a pipe or a device); give an HDF5 file")
+    check_not_pointer(path, found.st_size)
 
 
 def _open(path: str | os.PathLike[str], swmr: bool = False) -> File:
