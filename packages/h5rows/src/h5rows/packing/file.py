@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -285,16 +286,31 @@ def flush(path: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def full_disk(out: Path, temp: Path) -> Iterator[None]:
-    """Turn the OSError of a full disk into a ConfigError with the sizes. temp: the file that is being written."""
+    """Turn the error of a full disk, or of a limit on the size of files, into a ConfigError with the sizes. temp: the
+    file that is being written."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except (OSError, RuntimeError) as error:  # HDF5's are RuntimeError if a file cannot be closed
+        if (number := no_room(error)) is None:
             raise
         size, taken = (s.st_size, s.st_blocks * 512) if temp.exists() and (s := temp.stat()) else (0, 0)
+        if number == errno.EFBIG:
+            limit = "the file system or `ulimit -f` allows no file of this size"
+            raise ConfigError(f"{out}: {limit} ({in_words(size)} were written); raise the limit, then repeat") from None
         free = in_words(shutil.disk_usage(out.parent).free + taken)
         room = f"at least {in_words(size)} needed, {free} free in {out.parent}; free space, then repeat the command"
-        raise ConfigError(f"{out}: the disk is full ({os.strerror(error.errno)}): {room}") from None
+        raise ConfigError(f"{out}: the disk is full ({os.strerror(number)}): {room}") from None
+
+
+def no_room(error: BaseException | None) -> int | None:
+    """Return the number of a system's error that means no room for a file, of this error or one that led to it."""
+    while error is not None:
+        told = re.search(r"errno = (\d+)", str(error))  # a message of HDF5
+        number = getattr(error, "errno", None) or (int(told[1]) if told else None)
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return int(number)
+        error = error.__context__
+    return None
 
 
 def in_words(size: int) -> str:
