@@ -48,6 +48,8 @@ PACK: list[tuple[dict[str, Any], str]] = [
     ({"shards": "2"}, "shards='2'"),
     ({"format": "numppy"}, "not one of images, numpy"),
     ({"separator": ";"}, "separator=: .* does not use it"),
+    ({"length": 8}, "length=: limits token ids, so it needs kinds="),
+    ({"length": 8, "kinds": {"a": "text"}}, "length=: limits token ids"),
     ({"tokenizer": "bytez"}, "tokenizer=: .* does not use it"),
 ]
 REPACK: list[tuple[dict[str, Any], str]] = [

@@ -173,9 +173,6 @@ def main(argv: Sequence[str]) -> int:
             args[name] = dict(args[name])
     if "ignore" in args:
         args["ignore"] = tuple(args["ignore"])
-    if "length" in args and "tokens" not in args.get("kinds", {}).values():
-        what = "limits token ids, so it needs kinds={'COLUMN': 'tokens'}"
-        raise ConfigError(f"length=: {what}; add it")
     function = functions.pack if verb == "pack" else functions.repack
     return function(**args, command=shlex.join([*calling.command, *argv])).exit_status
 
