@@ -278,6 +278,17 @@ def test_files_that_differ_or_are_none_are_named(tmp_path: Path) -> None:
         data.gather(np.arange(2))
 
 
+def test_a_damaged_page_with_a_checksum_is_named(tmp_path: Path) -> None:
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"x": np.arange(5000.0)}), tmp_path / "a.parquet", **options)
+    damaged = bytearray((tmp_path / "a.parquet").read_bytes())
+    damaged[2000] ^= 1
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    data = opened(tmp_path / "a.parquet", {"x": "x"})
+    with pytest.raises(RunFailed, match=r"a\.parquet, row group 0 cannot be read: .*page integrity"):
+        data.gather(np.arange(3))
+
+
 def test_lists_of_other_lengths_and_large_numbers_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [[1, 2], [3]], "b": [2**53 + 1, 1], "f": [0.5, 1]}), tmp_path / "a.parquet")
     with pytest.raises(RunFailed, match=r"data\.fields\.x: .*column 'a' has a list .* of another length than 2"):

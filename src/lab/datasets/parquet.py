@@ -303,7 +303,9 @@ class Files:
                     raise RunFailed(f"data: {name} has changed since it was opened - start again")
                 with (
                     opened(name) as file,
-                    pq.ParquetFile(file, metadata=self._meta[k], pre_buffer=is_remote(name)) as parquet,
+                    pq.ParquetFile(
+                        file, metadata=self._meta[k], pre_buffer=is_remote(name), page_checksum_verification=True
+                    ) as parquet,
                 ):
                     return parquet.read_row_group(int(self.number_of[group]), columns=list(columns), use_threads=False)
             except (RunFailed, ConfigError):
