@@ -16,7 +16,7 @@ from pathlib import Path
 
 from h5rows.integration import proposal, run
 from lab.h5_errors import H5_COMMAND
-from lab.project import train_on
+from lab.project import command_for
 from samebits.errors import plain_output
 
 VARYING = (
@@ -52,7 +52,7 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
 def main() -> int:
     """Run the command. Return its exit status."""
     plain_output()
-    return run(H5_COMMAND, train_command, train_on, VARYING)
+    return run(H5_COMMAND, train_command, command_for, VARYING)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ def main() -> int:
     try:
         from lab.predict import Prediction, predict
 
-        what = Prediction(paths, args.split, args.out, overrides, fields, args.activation)
-        spec = predict(what, args.procs, args.overwrite)
+        request = Prediction(paths, args.split, args.out, overrides, fields, args.activation)
+        spec = predict(request, args.procs, args.overwrite)
     except (ConfigError, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -16,14 +16,14 @@ from test_meaning import FILES, ROWS, cell_ranger, climate, made
 
 from h5rows import integration
 from lab.notebook import compose
-from lab.project import train_on
+from lab.project import command_for
 from samebits.testing.processes import limit, warm
 
 
 def trains_on(path: Path) -> list[str]:
     found = integration.suggestion(str(path))
     assert found is not None
-    return shlex.split(train_on(str(path), *found))
+    return shlex.split(command_for(str(path), *found))
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from netcdf import netcdf4
 
 import h5rows
 from h5rows import integration
-from lab.project import train_on
+from lab.project import command_for
 from samebits.testing.processes import limit, warm
 
 KEPT = ROOT / "outputs" / "real_files"
@@ -90,7 +90,7 @@ def test_it_trains_at_the_first_try_or_says_why_not(
     assert found is not None
     assert (found[0]["fields.x"], found[0]["fields.y"]) == expected
     options = ["logger=none", "trainer.max_steps=3", f"hydra.run.dir={tmp_path}/run"]
-    command = [*TRAIN, *shlex.split(train_on(path, *found))[2:], *options]
+    command = [*TRAIN, *shlex.split(command_for(path, *found))[2:], *options]
     done = warm.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(60))
     assert done.returncode == 0, done.stderr
 

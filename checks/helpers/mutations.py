@@ -690,8 +690,8 @@ NAMES: list[tuple[Any, ...]] = [
     ("h5rows/packing/plan.py", "(path, begin * fields[name].row_bytes)",
      "(path, len(blocks) * fields[name].row_bytes)",
      "packages/h5rows/tests/test_pack_write.py::test_skipped_samples_leave_no_gap"),
-    ("src/lab/predict.py", "outputs(member, batch, what) for member, batch",
-     "outputs(first, batch, what) for member, batch",
+    ("src/lab/predict.py", "outputs(member, batch, request) for member, batch",
+     "outputs(first, batch, request) for member, batch",
      "tests/lab/test_predict.py::test_an_ensemble_is_the_mean_of_its_members"),
     # ---- orders, mixtures, optimizers, methods
     ("samebits/data/stateful.py", 'self.order.state_dict() if saved is None else saved["in_use"], self.name)',

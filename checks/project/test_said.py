@@ -29,7 +29,7 @@ def test_the_log_says_what_is_trained_with_what_and_what_a_resume_changes(tmp_pa
     assert "Supervised(criterion=CrossEntropy(label_smoothing=0.0), metrics={accuracy}) of MLP(hidden=[16]" in log
     what = r"AdamW\(lr=0\.02, .*\), Cosine\(warmup=0\.05, .*\), clip_norm=1\.0, ema_decay=0\.9, seed=3\n"
     assert re.search(what, log)
-    assert re.search(r"given: .*optim\.lr=0\.02 seed=3 ", log)
+    assert re.search(r"overrides: .*optim\.lr=0\.02 seed=3 ", log)
     assert "logger=none" not in log
     assert "changed:" not in log
     known = read_json(run / "environment.json")

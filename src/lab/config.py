@@ -183,7 +183,7 @@ def _check_combinations(root: RootConfig) -> None:
     if trainer.max_steps is None and trainer.max_epochs is None:
         raise ConfigError("trainer.max_steps, trainer.max_epochs: both are null - give one of them")
     if trainer.early_stop_patience is not None and trainer.eval_every is None:
-        raise ConfigError("trainer.early_stop_patience: needs evaluations, but trainer.eval_every is null - give both")
+        raise ConfigError("trainer.early_stop_patience: needs evaluations, but trainer.eval_every is null - set it")
 
 
 def _check_compression(root: RootConfig) -> None:

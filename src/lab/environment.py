@@ -83,7 +83,7 @@ def choices(overrides: Sequence[str] = ()) -> dict[str, Any]:
     for strategy in STRATEGIES:
         with suppress(ConfigError):  # not possible here, such as single in one of several ranks
             processes[strategy] = count_processes(config.hardware, replace(config.trainer, strategy=strategy))
-    experiment = Experiment.of_first_rank(config, apply=False, most=SOME_ROWS)
+    experiment = Experiment.of_first_rank(config, apply=False, max_rows=SOME_ROWS)
     model, task = experiment.in_one_process().build_model_and_task()
     hardware = resolve_auto(experiment.hardware, flop_of_sample(model, task))
     with replace(experiment, hardware=hardware).train_loader() as loader:

@@ -75,15 +75,17 @@ class Experiment:
     sets: dict[str, Any]
 
     @staticmethod
-    def of_first_rank(config: Config, apply: bool = True, most: int | None = None) -> Experiment:
+    def of_first_rank(config: Config, apply: bool = True, max_rows: int | None = None) -> Experiment:
         """Return the experiment of rank 0 of the run, in this process, without the other ranks. apply: set torch's
-        global switches from the config's `hardware`. most: see lab.statistics.with_statistics."""
+        global switches from the config's `hardware`. max_rows: see lab.statistics.with_statistics."""
         hardware = resolve_hardware(config.hardware, config.trainer)
         if apply:
             hardware.apply(config.hardware)
         world = World(0, hardware.num_procs, 0, dist_env.device(hardware.device))
         sets = make_datasets(config)
-        return Experiment(with_statistics(config, sets["train"], world_of_one(), most=most), hardware, world, sets)
+        return Experiment(
+            with_statistics(config, sets["train"], world_of_one(), max_rows=max_rows), hardware, world, sets
+        )
 
     @property
     def this_process(self) -> World:
@@ -110,18 +112,18 @@ class Experiment:
         return make_eval_loader(self.config, self.hardware, self.sets[split], split, self.world, train, whole)
 
     def build_model_and_task(
-        self, logger: Logger | None = None, begins: bool = True, directory: Path | None = None
+        self, logger: Logger | None = None, is_new: bool = True, directory: Path | None = None
     ) -> tuple[nn.Module, Task]:
         """Return (model, task), on the CPU. Their initial weights depend only on the config and the data, so they are
         equal on all ranks and in a notebook.
 
-        begins: True for a new run, False if a checkpoint will be loaded. directory: the run directory, which contains
+        is_new: True for a new run, False if a checkpoint will be loaded. directory: the run directory, which contains
         its frozen networks; None: there is no run. With trainer=fsdp, ranks other than 0 may have the model on the
         device `meta` until `start_training`."""
         config, world, logger = self.config, self.world, logger or Logger()
         seed_everything(config.values["seed"])
         sharded = config.trainer.strategy == "fsdp" and world.size > 1
-        warn = logger.warn if begins else lambda _: None  # a checkpoint replaces the weights
+        warn = logger.warn if is_new else lambda _: None  # a checkpoint replaces the weights
         effect = "has random numbers that do not depend on `seed`, so all seeds may begin with the same weights"
         of_model, of_task = (f"{key}: {config.values[key]['_target_']}" for key in ("model", "task"))
         with warn_of_new_seed(of_model, effect, warn):
@@ -133,20 +135,20 @@ class Experiment:
         if sharded and (copied := [name for name, source in task.frozen_networks.items() if source is None]):
             raise ConfigError(
                 f"trainer=fsdp: task.frozen_networks: {copied[0]} is a copy of the model, but each process has only a "
-                "shard"
+                "shard - use trainer=ddp"
             )
         with constructing(PROJECT, "task", config.values["task"]), warn_of_new_seed(of_task, effect, warn):
-            for part in model.modules() if begins and not any(p.is_meta for p in model.parameters()) else ():
+            for part in model.modules() if is_new and not any(p.is_meta for p in model.parameters()) else ():
                 if load := getattr(part, "load_pretrained", None):  # a model from Hugging Face
                     logger.say(load())
-            if begins and (line := task.initialize(model, self._first_batches())):
+            if is_new and (line := task.initialize(model, self._first_batches())):
                 logger.say(line)
             task.setup(model)
         check_holds_no_weights(task, model)
         check_registered("model", model)
         check_registered("task", task, model.parameters())
         with constructing(PROJECT, "task", config.values["task"]):
-            provide_frozen(task, model, config.values["model"], directory, begins, world.is_main)
+            provide_frozen(task, model, config.values["model"], directory, is_new, world.is_main)
         return model, task
 
     def _first_batches(self) -> Iterator[Batch]:

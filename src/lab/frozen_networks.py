@@ -25,16 +25,16 @@ from samebits.targets import construct
 FOLDER = "frozen"
 
 
-def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | None, begins: bool, writes: bool) -> None:
+def provide_frozen(task: Task, model: nn.Module, node: Any, directory: Path | None, is_new: bool, writes: bool) -> None:
     """Replace the entries of task.frozen_networks by the networks, in eval mode and without gradients.
 
     model: the run's initial model, on the CPU; node: the config node that builds it. directory: the run directory;
-    None: there is no run. begins: True to load the networks from their sources and, if `writes`, to save them; False to
+    None: there is no run. is_new: True to load the networks from their sources and, if `writes`, to save them; False to
     load the saved ones."""
     networks: dict[str, nn.Module] = {}
     for name, source in task.frozen_networks.items():
         file = None if directory is None else directory / FOLDER / f"{name}.pt"
-        if begins or file is None:
+        if is_new or file is None:
             built, network = _named(source, model, {"node": plain(node), "seed": task.run.seed})
             if writes and file is not None:
                 file.parent.mkdir(exist_ok=True)

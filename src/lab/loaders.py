@@ -226,7 +226,7 @@ def make_train_loader(
     return _loader(config, dataset, "train", plan, world, random=random, mark=mark)
 
 
-def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int = 0, samples: int = 0) -> int:
+def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int, samples: int) -> int:
     """Return the number of samples of one epoch: those of the training set, unless data.order ends epochs at a batch
     boundary (samebits.data.order.epochs). Raise ConfigError if it does and the batch size has changed in a resume.
     step, samples: number done before the resume."""

@@ -154,7 +154,7 @@ class TrainedRun:
         """Return the name of the most likely class of each sample, or its number if the data have no names."""
         output = self.predict(x)
         if not isinstance(output, Tensor) or output.ndim != 2:
-            raise ConfigError("name: the task's prediction does not have the shape (B, number of classes)")
+            raise ConfigError("predict_names: the prediction is not (B, number of classes) - use predict")
         return [self.classes[k] if self.classes else str(k) for k in output.argmax(1).tolist()]
 
     @cached_property

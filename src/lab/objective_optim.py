@@ -46,7 +46,7 @@ def with_objectives(values: dict[str, Any]) -> dict[str, Any]:
     for name, entry in optim["objectives"].items():
         key = f"optim.objectives.{name}"
         if not str(name).isidentifier():
-            raise ConfigError(f"{key}: {show(name)} is no name of an objective - see docs/rates_optimizers.md")
+            raise ConfigError(f"{key}: {show(name)} cannot name an objective - see docs/rates_optimizers.md")
         if not isinstance(entry, Mapping):
             raise ConfigError(
                 f"{key}: expected keys of an optimizer, got {show(entry)} - choose one by +optim@{key}=sgd, or set "

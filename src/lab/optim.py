@@ -195,7 +195,7 @@ class Schedule:
         for group, own in zip(self.optimizer.param_groups, self._held or self.rates):
             group["lr"] = own
 
-    def hold_on(self, device: torch.device) -> None:
+    def keep_rates_on(self, device: torch.device) -> None:
         """Keep the rates as 0-d tensors on the device from here on, which a CUDA graph reads."""
         self._held = [torch.tensor(rate, device=device) for rate in self.rates]
 
@@ -263,11 +263,11 @@ def schedule_change(schedule: Schedule, saved: Mapping[str, Any], done: int) -> 
             continue
         rates = [factor(done, total) for total in (before, now)]
         if key == schedule_key(""):
-            what, values = "the learning rate", [f"{schedule.peak * rate:.3g}" for rate in rates]
+            label, values = "the learning rate", [f"{schedule.peak * rate:.3g}" for rate in rates]
         else:
-            what, values = "the factor of the learning rate", [f"{rate:.3g}" for rate in rates]
+            label, values = "the factor of the learning rate", [f"{rate:.3g}" for rate in rates]
         lines.append(
-            f"{key}: {type(factor).__name__} now has {now:,} steps instead of {before:,}; {what} of step {done + 1:,} "
+            f"{key}: {type(factor).__name__} now has {now:,} steps instead of {before:,}; {label} of step {done + 1:,} "
             f"is {values[1]} instead of {values[0]}"
         )
     return "; ".join(lines)

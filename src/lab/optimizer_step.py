@@ -176,7 +176,7 @@ class OptimizerStep:
     def _average(self) -> None:
         """Update the weight average with the weights after this step, then call the task's `project` on it."""
         state = self.state
-        if state.ema is None or not (objectives := self._updated_objectives(state.model)):
+        if state.ema is None or not (objectives := [one for one in self.norms if self._trains_model(one)]):
             return
         factor, weights = self._average_inputs()
         if factor is None:
@@ -284,18 +284,17 @@ class OptimizerStep:
                 yield f"task.{name}", buffer
         yield from ((f"model.{name}", buffer) for name, buffer in state.model.named_buffers())
 
-    def _updated_objectives(self, model: nn.Module) -> list[str]:
-        """Return the objectives that were updated in this step and train weights of `model`."""
-        return [one for one in self.norms if len(self.loss_modules) == 1 or trains(self.state.optimizer[one], model)]
+    def _trains_model(self, objective: str) -> bool:
+        """Return whether this objective's optimizer updates weights of the model."""
+        return len(self.loss_modules) == 1 or trains(self.state.optimizer[objective], self.state.model)
 
     def _average_inputs(self) -> tuple[float | None, Iterator[Tensor]]:
         """Return (factor, weights) for `mean += factor * (weights - mean)`; factor None: the average stays unchanged.
         An optimizer with eval_weight computes its own average: its weights replace the mean (factor 1)."""
         state, decay, weights = self.state, self.trainer.ema_decay, self.state.model.parameters()
         averaging: dict[str, Any] = {
-            k: one for k, one in state.optimizer.items() if hasattr(one, "eval_weight")
-            if len(self.loss_modules) == 1 or trains(one, state.model)
-        }  # fmt: skip
+            k: one for k, one in state.optimizer.items() if hasattr(one, "eval_weight") and self._trains_model(k)
+        }
         if averaging:
             eval_weights = {p: one.eval_weight(p) for k, one in averaging.items() for p in self.parameters(k)}
             return 1.0, (eval_weights.get(p, p) for p in weights)

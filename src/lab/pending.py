@@ -47,9 +47,9 @@ def restore_pending(state: TrainState, validates: bool, run: RunContext) -> None
     if state.step and length_changed and (state.step == run.total_steps or not state.total_steps):
         # this step is the last one now, or an old checkpoint has no state.pending
         done = {"log": state.logged_step, "score": state.scored_step}
-        state.pending = [what for what in actions_after_step(state, validates, run) if done.get(what) != state.step]
+        state.pending = [name for name in actions_after_step(state, validates, run) if done.get(name) != state.step]
     if not (validates and run.every.eval):
-        state.pending = [what for what in state.pending if what != "score"]
+        state.pending = [name for name in state.pending if name != "score"]
     if state.stop_reason == "patience" or 0 < state.total_steps < run.total_steps:
         state.stop_reason = ""
     state.stop_reason = state.stop_reason or "patience" * out_of_patience(state, run)

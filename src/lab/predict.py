@@ -45,42 +45,42 @@ class Prediction:
     activation: str | None = None
 
 
-def predict(what: Prediction, num_procs: int | None, overwrite: bool) -> dict[str, Any]:
-    """Write the file what.out. Return {name: (shape, dtype)}: row (N,), <output> (N, ...), <field> (N, ...).
+def predict(request: Prediction, num_procs: int | None, overwrite: bool) -> dict[str, Any]:
+    """Write the file request.out. Return {name: (shape, dtype)}: row (N,), <output> (N, ...), <field> (N, ...).
 
     num_procs: processes that share the samples; None: one for each GPU, or one. overwrite: replace an existing file.
     """
-    if not what.paths:
+    if not request.paths:
         raise ConfigError("give a run directory or a checkpoint")
-    for path in what.paths:
+    for path in request.paths:
         if not path.exists():
             raise ConfigError(f"{path}: no such run directory or checkpoint")
-    facts = {"split": what.split, "runs": [str(path) for path in what.paths]}
-    return write_predictions(what.out, overwrite, num_procs, partial(load, what), facts)
+    facts = {"split": request.split, "runs": [str(path) for path in request.paths]}
+    return write_predictions(request.out, overwrite, num_procs, partial(load, request), facts)
 
 
-def load(what: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World], Rows]]:
+def load(request: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World], Rows]]:
     """Return (hardware, function that predicts a rank's share of the samples). Raise ConfigError if the runs differ in
     the number of samples, the rows or the class names of the split."""
-    members = [restore(path, what.split, what.overrides, num_procs) for path in what.paths]
+    members = [restore(path, request.split, request.overrides, num_procs) for path in request.paths]
     first = members[0]
-    names = getattr(first.experiment.sets[what.split], "class_names", None) or {}
+    names = getattr(first.experiment.sets[request.split], "class_names", None) or {}
     for other in members[1:]:
-        check_classes(other.experiment.sets[what.split], names.get, str(first.file), str(other.file))
-        theirs, ours = (len(member.experiment.sets[what.split]) for member in (other, first))
+        check_classes(other.experiment.sets[request.split], names.get, str(first.file), str(other.file))
+        theirs, ours = (len(member.experiment.sets[request.split]) for member in (other, first))
         if theirs != ours:
             raise ConfigError(
-                f"{other.file}: its split {what.split} has {theirs:,} samples, but {first.file} has {ours:,}: an "
+                f"{other.file}: its split {request.split} has {theirs:,} samples, but {first.file} has {ours:,}: an "
                 "ensemble predicts the same samples - give data.path=..."
             )
-        if other_rows(first, other, what.split):
+        if other_rows(first, other, request.split):
             raise ConfigError(
-                f"{other.file}: its split {what.split} has other rows of the data than that of {first.file}, as with "
+                f"{other.file}: its split {request.split} has other rows of the data than in {first.file}, as with "
                 "another fold: an ensemble predicts the same samples - choose a split that all runs have in common, "
                 "such as --split test"
             )
     first.experiment.hardware.apply(first.experiment.config.hardware)
-    return first.experiment.hardware, partial(rows_of, what, members)
+    return first.experiment.hardware, partial(rows_of, request, members)
 
 
 def other_rows(first: Restored, other: Restored, split: str) -> bool:
@@ -96,7 +96,7 @@ def other_rows(first: Restored, other: Restored, split: str) -> bool:
     return bool(ours.shared_rows(theirs) != ours.shared_rows(ours))
 
 
-def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
+def rows_of(request: Prediction, members: list[Restored], world: World) -> Rows:
     """Yield (rows of the split (B,), {name: predictions or copied fields (B, ...)}) of this rank's share."""
     hardware = members[0].experiment.hardware
     with ExitStack() as stack:
@@ -104,21 +104,21 @@ def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
         for member in members:
             member.model.to(world.device), member.task.to(world.device).eval()
             experiment = replace(member.experiment, hardware=hardware, world=world)
-            loaders.append(experiment.eval_loader(what.split, whole=True))
+            loaders.append(experiment.eval_loader(request.split, whole=True))
             stack.callback(loaders[-1].close)
         for k, batches in enumerate(zip(*loaders)):
             rows, real = loaders[0].plan(k)[1], loaders[0].size_and_real(k)[1]  # type: ignore[index]
             for member, loader in zip(members[1:], loaders[1:]):
                 if not np.array_equal(loader.plan(k)[1], rows):  # type: ignore[index]
                     raise ConfigError(
-                        f"{member.file}: reads the split {what.split} in another order or in other batches than "
+                        f"{member.file}: reads the split {request.split} in another order or in other batches than "
                         f"{members[0].file}, as with another task.eval_lanes - predict with each and average the files"
                     )
-            values = {name: copied(batches[0], name) for name in what.fields}
-            found = averaged([outputs(member, batch, what) for member, batch in zip(members, batches)])
+            values = {name: copied(batches[0], name) for name in request.fields}
+            found = averaged([outputs(member, batch, request) for member, batch in zip(members, batches)])
             if twice := ({ROW} & values.keys()) | ({ROW, *values} & found.keys()):
                 raise ConfigError(
-                    f"--out {what.out}: would have two entries {min(twice)!r}: {ROW!r} is the row in the split, and "
+                    f"--out {request.out}: would have two entries {min(twice)!r}: {ROW!r} is the row in the split, and "
                     f"the model's outputs are {', '.join(found)} - leave this name out of --fields, or rename the "
                     "output in Task.predict"
                 )
@@ -126,14 +126,14 @@ def rows_of(what: Prediction, members: list[Restored], world: World) -> Rows:
 
 
 @torch.no_grad()
-def outputs(member: Restored, batch: Batch, what: Prediction) -> dict[str, np.ndarray]:
+def outputs(member: Restored, batch: Batch, request: Prediction) -> dict[str, np.ndarray]:
     """Return {name: (B, ...)} of one model, floats as float32 or wider. A single tensor from the task is named
     "output"."""
     with member.experiment.hardware.autocast():
         named = predicted(member.task, member.model, batch)
     floats = {k: v.to(torch.promote_types(v.dtype, torch.float32)) for k, v in named.items() if v.is_floating_point()}
-    if what.activation:
-        floats = {k: ACTIVATIONS[what.activation](v) for k, v in floats.items()}
+    if request.activation:
+        floats = {k: ACTIVATIONS[request.activation](v) for k, v in floats.items()}
     return {k: v.cpu().numpy() for k, v in {**named, **floats}.items()}
 
 

@@ -21,7 +21,7 @@ from samebits.targets import construct
 
 H5, FILLS_MISSING = "lab.datasets.h5.Dataset", "lab.transforms.missing.FillMissing"
 PARQUET, HUGGING_FACE = "lab.datasets.parquet.Parquet", "lab.datasets.huggingface.HuggingFace"
-PLACES = {H5: "group", PARQUET: "files", HUGGING_FACE: "of"}  # data sets of rows: what names a part in data.splits
+SOURCE_KEYS = {H5: "group", PARQUET: "files", HUGGING_FACE: "of"}  # of an entry of data.splits: where its rows are
 PACKED = (".npy", ".npz", ".pth", ".csv", ".tsv", ".txt", ".tar", ".tfrecord", ".lmdb", ".zarr", ".n5")  # by ./run h5
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 FILLED = (
@@ -53,7 +53,7 @@ def missing_columns(field: str, _parent_: Any) -> list[int]:
     """Return the columns of a field that have NaN in the training rows: ${missing_columns:field} in an entry of
     data.transforms. In a cross-validation: in the rows that are divided into folds, so all folds have the same ones."""
     data = _parent_._get_parent()._get_parent()
-    if data.get("_target_") not in PLACES:
+    if data.get("_target_") not in SOURCE_KEYS:
         raise ConfigError(
             f"{_key(_parent_)}.columns: are found for data=h5, parquet and huggingface only - give them, such as [0,3]"
         )
@@ -92,7 +92,7 @@ def expand(cfg: Any) -> None:
             continue
         if node.get("_target_") == H5:
             _check_is_hdf5(key, node.get("path"))
-        text, place = node.get("split_ratio"), PLACES.get(node.get("_target_"))
+        text, place = node.get("split_ratio"), SOURCE_KEYS.get(node.get("_target_"))
         folded = node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
         if text is not None and place is None:
             raise ConfigError(
@@ -151,7 +151,7 @@ def _check_is_hdf5(key: str, path: Any) -> None:
 
 
 def _divide(node: Any, key: str, place: str, folded: bool) -> None:
-    """Set `splits` of a group `data` as split_ratio and the keys of folds say. place: PLACES of its data set."""
+    """Set `splits` of a group `data` as split_ratio and the keys of folds say. place: SOURCE_KEYS of its data set."""
     from h5rows.integration import fold_splits, shares_of
 
     def renamed(splits: Any, old: str, new: str) -> Any:
@@ -185,7 +185,7 @@ def _divide(node: Any, key: str, place: str, folded: bool) -> None:
     node.splits = made
 
 
-def train_on(path: str, settings: Mapping[str, Any], task: str) -> str:
+def command_for(path: str, settings: Mapping[str, Any], task: str) -> str:
     """Return the command that trains on a data file. settings: {key of `data`: value}. task: option of conf/task."""
 
     def written(value: Any) -> str:
@@ -267,7 +267,7 @@ def _about_data(node: Any) -> Iterator[None]:
     except ConfigError as error:
         key = _key(node)
         text = str(error) if key == "data" else re.sub(r"(?<![\w./-])data(?=\.[a-z])", key, str(error))
-        if re.search("has no (group )?'", text) and (command := trains_on(node)):
+        if re.search("has no (group )?'", text) and (command := suggested_command(node)):
             text += f"; to train on it, type: {command}"
         lacks = re.search(r"has no group '([^']+)'", text)
         for name, part in (node.get("splits") or {}).items():
@@ -279,13 +279,13 @@ def _about_data(node: Any) -> Iterator[None]:
         raise ConfigError(f"{named[0] if named else f'{key}.path'}: {text}") from None
 
 
-def trains_on(node: Any) -> str | None:
+def suggested_command(node: Any) -> str | None:
     """Return a command that trains on the file of a group `data`, by the fields in the file; None: not found."""
     from h5rows.integration import suggestion
 
     with h5_mistakes():
         found = suggestion(node.get("path"))
-    return None if found is None else train_on(str(node.path), *found)
+    return None if found is None else command_for(str(node.path), *found)
 
 
 PROJECT = Project(

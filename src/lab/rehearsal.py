@@ -138,7 +138,7 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
 
 
 @contextmanager
-def mistakes_before_training(state: TrainState, begins: bool) -> Iterator[None]:
+def mistakes_before_training(state: TrainState, is_new: bool) -> Iterator[None]:
     """In this block, replace an error of the user's code by a ConfigError in one line, while a new run has taken no
     step. The directory of such a run is removed after a ConfigError."""
     try:
@@ -146,6 +146,6 @@ def mistakes_before_training(state: TrainState, begins: bool) -> Iterator[None]:
     except (ConfigError, RunFailed):
         raise
     except Exception as error:
-        if begins and state.step == 0 and (line := explained_mistake(error)):
+        if is_new and state.step == 0 and (line := explained_mistake(error)):
             raise ConfigError(line) from error
         raise

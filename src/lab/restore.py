@@ -106,7 +106,7 @@ def restore_task(config: Config, model: nn.Module, file: Path, payload: dict[str
         task.run = replace(task_run(config, world_of_one()), **known)
         task.setup(model)
     check_holds_no_weights(task, model)
-    provide_frozen(task, model, config.values["model"], file.parent.parent, begins=False, writes=False)
+    provide_frozen(task, model, config.values["model"], file.parent.parent, is_new=False, writes=False)
     if "task" in payload:
         load_weights(task, payload["task"], str(file), "task")
     return task

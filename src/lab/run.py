@@ -104,11 +104,11 @@ def make_experiment(process: RankProcess) -> Experiment:
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
         write_class_names(process.directory, names)
     if not any(split.startswith("val") for split in sets):
-        asking = ["trainer.early_stop_patience"] if trainer.early_stop_patience is not None else []
+        keys = ["trainer.early_stop_patience"] if trainer.early_stop_patience is not None else []
         for key, target in ((f"{n.key}.schedule", n.own.schedule["_target_"]) for n in config.optimizers.values()):
-            asking += [f"{key}._target_={target}"] if follows_scores(locate(PROJECT, target, key)) else []
-        if asking:
-            raise ConfigError(f"{asking[0]}: needs a validation split, but data.splits.val is null")
+            keys += [f"{key}._target_={target}"] if follows_scores(locate(PROJECT, target, key)) else []
+        if keys:
+            raise ConfigError(f"{keys[0]}: needs a validation split, but data.splits.val is null")
     if trainer.global_batch_size > len(sets["train"]):
         logger.warn(
             f"trainer.global_batch_size={trainer.global_batch_size} is more than the {len(sets['train']):,} training "
@@ -179,8 +179,7 @@ def steps_of_run(trainer: TrainerConfig, samples_per_epoch: int, step: int, samp
     total_steps = count_steps(trainer, samples_per_epoch, step, samples)
     if step > total_steps:
         raise ConfigError(
-            f"trainer.max_steps, trainer.max_epochs: give {total_steps:,} steps, but the run is already at step "
-            f"{step:,} - give more"
+            f"trainer.max_steps, trainer.max_epochs: the run is already at step {step:,} of {total_steps:,} - give more"
         )
     return total_steps
 

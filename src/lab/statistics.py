@@ -32,38 +32,37 @@ from samebits.targets import locate
 from samebits.world import World
 
 FILE = "statistics.json"
-SEGMENTS = (
-    64  # the rows are divided into this number of parts for any number of ranks, so that the sums have equal bits
-)
+# the rows are divided into this number of parts for any number of ranks, so that the sums have equal bits
+SEGMENTS = 64
 CHUNK = 1 << 18  # values of a batch; small enough for a core's cache as float64
 SOME_ROWS = 256  # enough rows for measurements of time and memory, which do not depend on the values
 EMPTY = (0.0, 0.0, 0.0, math.inf, -math.inf)  # count, mean, sum of squared deviations, lowest, highest
 
 
 def with_statistics(
-    config: Config, dataset: Any, world: World, directory: Path | None = None, begins: bool = True,
-    say: Callable[[str], object] = lambda line: None, most: int | None = None,
+    config: Config, dataset: Any, world: World, directory: Path | None = None, is_new: bool = True,
+    say: Callable[[str], object] = lambda line: None, max_rows: int | None = None,
 ) -> Config:  # fmt: skip
     """Return the config with numbers in place of auto. All ranks call this, and share the work.
 
-    dataset: the training set. directory: the run directory; None: do not write a file. begins: False to read the values
-    in `directory`. say: function that logs a line. most: number of rows to read from the first one on; None: all."""
+    dataset: the training set. directory: the run directory; None: write no file. is_new: False to read the values in
+    `directory`. say: function that logs a line. max_rows: number of rows to read from the first one on; None: all."""
     for name, node in mixed_parts(config.values["data"]).items():
-        for other in asked(node):
+        for other in entries_with_auto(node):
             raise ConfigError(
                 f"data.parts.{name}.transforms.{other}: auto works only in data.transforms, which get the samples of "
                 "all parts - give numbers"
             )
     known: dict[str, Any] = {}
-    for name in asked(config.values["data"]):
-        if begins:
-            known[name], line = _measured(config, name, dataset, world, most)
+    for name in entries_with_auto(config.values["data"]):
+        if is_new:
+            known[name], line = _compute(config, name, dataset, world, max_rows)
             say(line)
         else:
             assert directory is not None
-            known[name] = _stored(directory, name)
+            known[name] = _read(directory, name)
         config = Config.of(_filled(config.given, {name: known[name]}))
-    if known and begins and directory is not None and world.is_main:
+    if known and is_new and directory is not None and world.is_main:
         write_json(directory / FILE, {f"data.transforms.{name}": values for name, values in known.items()})
     return config
 
@@ -72,10 +71,10 @@ def with_stored(cfg: DictConfig, directory: Path) -> DictConfig:
     """Return the config of a run with its values of statistics.json in place of auto.
 
     Raise ConfigError if they are missing."""
-    return _filled(cfg, {name: _stored(directory, name) for name in asked(cfg.data)})
+    return _filled(cfg, {name: _read(directory, name) for name in entries_with_auto(cfg.data)})
 
 
-def asked(data: Any) -> list[str]:
+def entries_with_auto(data: Any) -> list[str]:
     """Return the names of the entries of data.transforms whose mean or std is auto. data: the group, or a part."""
     nodes = data.get("transforms") or {}
     found = {name: node for name, node in nodes.items() if AUTO in (node.get("mean"), node.get("std"))}
@@ -96,7 +95,7 @@ def _filled(cfg: DictConfig, known: dict[str, Any]) -> DictConfig:
     return cfg
 
 
-def _stored(directory: Path, name: str) -> Any:
+def _read(directory: Path, name: str) -> Any:
     key = f"data.transforms.{name}"
     values = read_json(directory / FILE).get(key)
     if values is None:
@@ -112,7 +111,7 @@ def _stored(directory: Path, name: str) -> Any:
 
 def _loader(
     config: Config, dataset: Any, rows: Callable[[int], np.ndarray | None], transform: Transform | None
-) -> Loader:  # fmt: skip
+) -> Loader:
     """Return a loader of CPU batches that keeps no copy of the data set. rows: k -> rows of batch k; None: no more."""
 
     def plan(k: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -133,7 +132,7 @@ def _batch_size(dataset: Any) -> int:
     return max(1, min(CHUNK // max(1, values), 1 << 14))
 
 
-def _measured(config: Config, name: str, dataset: Any, world: World, most: int | None) -> tuple[dict[str, Any], str]:
+def _compute(config: Config, name: str, dataset: Any, world: World, max_rows: int | None) -> tuple[dict[str, Any], str]:
     """Return (entry of statistics.json, line for the log) of a transform."""
     key, nodes = f"data.transforms.{name}", config.data.transforms
     field = nodes[name]["field"]
@@ -147,7 +146,7 @@ def _measured(config: Config, name: str, dataset: Any, world: World, most: int |
     hardware = replace(config.hardware, compile=False, channels_last=False)
     upstream = replace(config, data=replace(config.data, transforms=before), hardware=hardware)
     transform = make_transform(upstream, False, dataset)
-    size = len(dataset) if most is None else min(most, len(dataset))
+    size = len(dataset) if max_rows is None else min(max_rows, len(dataset))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # batches are small
     try:
@@ -282,8 +281,8 @@ def _line(
 ) -> str:
     """Return the line for the log, with the numbers that are used."""
     mean, std = (", ".join(f"{v:.4g}" for v in values[k][:4]) + ", ..." * (len(values[k]) > 4) for k in ("mean", "std"))
-    what, count = "column" if len(shape) == 2 else "channel", len(flat)
-    where = f"one per {what} ({count})" if dim is not None and len(shape) > 1 else "for all values"
+    unit, count = "column" if len(shape) == 2 else "channel", len(flat)
+    where = f"one per {unit} ({count})" if dim is not None and len(shape) > 1 else "for all values"
     if len(shape) > 2 and dim is not None:
         where += f", dimension {dim} of (B, {', '.join(map(str, shape[1:]))})"
     kinds = [kind for kind in ("mean", "std") if node[kind] == AUTO]

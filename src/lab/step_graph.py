@@ -27,10 +27,11 @@ def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: b
     if hooks or draws:
         what = f"{type(state.task).__name__}.{hooks[0]}" if hooks else "the optimizer, or the schedule,"
         raise ConfigError(
-            f"hardware.cuda_graph=true: {what} may draw random numbers or branch on the host - set it to false"
+            f"hardware.cuda_graph=true: {what} may draw random numbers or branch on the host - set "
+            "hardware.cuda_graph=false"
         )
     check_optimizer_of_graph(state.optimizer.values())
-    state.schedule.hold_on(run.world.device)
+    state.schedule.keep_rates_on(run.world.device)
     modules: dict[str, nn.Module] = {"model": state.model, "task": state.task}
     modules |= {} if state.ema is None else {"ema": state.ema}
     captured = Captured(modules, state.optimizer.values(), run.logger.warn)

@@ -36,7 +36,7 @@ MISFITS = {
 }
 
 
-def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]], objectives: Sequence[str] = ()) -> None:
+def check_fit(values: Mapping[str, Any], partial: Mapping[str, Sequence[str]], objectives: Sequence[str]) -> None:
     """Raise ConfigError for a target that does not fit its key, or lacks _partial_.
 
     values: the whole config. partial: {key of a node that needs _partial_: true: arguments that the run adds later}.

@@ -35,9 +35,9 @@ class Trial(Experiment):
     """The experiment of a run's rank 0 on one device; implements samebits.process.trials.Trial."""
 
     @staticmethod
-    def of(cfg: DictConfig, most: int | None = None) -> Trial:
-        """Return the trial of a config. most: see Experiment.of_first_rank."""
-        return Trial(**vars(Experiment.of_first_rank(Config.of(cfg), most=most)))
+    def of(cfg: DictConfig, max_rows: int | None = None) -> Trial:
+        """Return the trial of a config. max_rows: see Experiment.of_first_rank."""
+        return Trial(**vars(Experiment.of_first_rank(Config.of(cfg), max_rows=max_rows)))
 
     @property
     def train_set(self) -> Any:

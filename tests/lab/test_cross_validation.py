@@ -64,7 +64,7 @@ def test_models_of_two_folds_are_averaged_only_for_rows_that_both_have(file: Pat
     runs = [start_run(tmp_path / f"fold{fold}", *given, f"data.fold={fold}") for fold in (0, 1)]
     ensemble = Prediction(runs, "test", tmp_path / "out.h5", [], [])
     load(ensemble, 1)
-    with pytest.raises(ConfigError, match=r"its split val has other rows of the data than that of .* --split test$"):
+    with pytest.raises(ConfigError, match=r"its split val has other rows of the data than in .* --split test$"):
         load(replace(ensemble, split="val"), 1)
     load(replace(ensemble, split="val", overrides=["data.fold=1"]), 1)
 

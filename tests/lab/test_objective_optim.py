@@ -137,7 +137,7 @@ def test_what_an_entry_lacks_is_that_of_optim() -> None:
 MISTAKES = {
     f"+{CRITIC}=sgd": f"{CRITIC}: expected keys of an optimizer, got 'sgd' - choose one by +optim@{CRITIC}=sgd, or set",
     f"+{CRITIC}={{}}": f"{CRITIC}: is empty, so it has no effect - remove it, or set a value, +{CRITIC}.lr=1e-4",
-    "+optim.objectives={a-b: {lr: 1}}": "optim.objectives.a-b: 'a-b' is no name of an objective",
+    "+optim.objectives={a-b: {lr: 1}}": "optim.objectives.a-b: 'a-b' cannot name an objective",
     f"+{CRITIC}.objectives={{generator: {{lr: 1}}}}": f"{CRITIC}.objectives: has no effect - remove it",
     f"+{CRITIC}.lr=-1": f"{CRITIC}.lr: must be >= 0, got -1",
     f"+{CRITIC}.momentum=0.9": f"{CRITIC}.momentum: torch.optim.AdamW does not accept 'momentum'",

@@ -119,7 +119,7 @@ def test_samples_at_each_evaluation_and_of_a_trained_run(tmp_path: Path) -> None
 def test_what_does_not_fit(tmp_path: Path) -> None:
     for more, line in (
         (["task.channels=3"], r"task\.channels=3: must be even, because each frequency"),
-        (["model.num_outputs=10"], r"model: \(10,\) for an image \(1, 8, 8\) - model\.num_outputs"),
+        (["model.num_outputs=10"], r"model: returns \(10,\) for an image \(1, 8, 8\), .* set model\.num_outputs"),
         (["data=synthetic", "data.input_shape=[4]"], r"needs images \(C, H, W\), not data\.input_shape=\[4\]"),
     ):
         with pytest.raises(ConfigError, match=line):

@@ -147,12 +147,12 @@ def test_inspect_of_everything(tmp_path: Path) -> None:
     image = block(shown, "train/image")
     assert "300x3x5x7 uint8" in image
     assert "chunks of 7x3x5x7, gzip" in image
-    assert "random row: 7.0 bytes" in image
+    assert "random row: reads 7.0 times" in image
     assert "read: chunks" in image
     label = block(shown, "train/label")
     assert "read: mapped" in label
     assert "classes: cat, dög" in label
-    assert "random row: 1.0 bytes" in label
+    assert "random row: reads 1.0 times" in label
     assert "ragged: variable length" in shown
     assert "--flatten" in shown
     assert "outside: a link to /x in other.h5" in shown

@@ -162,9 +162,7 @@ def mixture(dataset: Any, seed: int) -> MixtureOrder:
         if hasattr(order, "state_dict"):
             raise ConfigError(f"{key}: an order with a state cannot be used in data=mixed - choose another")
         if getattr(order, "padded", False):
-            raise ConfigError(
-                f"{key}: drop_last=false pads batches, which is not possible for single parts - set it to true"
-            )
+            raise ConfigError(f"{key}: drop_last=false pads batches, but a part cannot be padded - set drop_last=true")
         orders.append(order)
     return MixtureOrder(stages, orders, dataset.starts)
 

@@ -76,8 +76,8 @@ class ResNet(nn.Module):
             raise ConfigError(
                 f"model.input_shape={list(input_shape)} looks like (H, W, C), but ResNet requires (C, H, W): add "
                 "'data/transforms=[channels_first,to_float]' "
-                f"data.input_shape=[{channels},{height},{width}] (in a yaml before the other transforms); if the first "
-                f"number is the channels, set model.input_shape=[{height},{width},{width}]: only the channels matter"
+                f"data.input_shape=[{channels},{height},{width}] (in a yaml before the other transforms); if it is "
+                f"(C, H, W), set model.input_shape=[{height},{width},{width}], of which only the channels are used"
             )
         if not blocks:
             raise ConfigError(f"model.blocks={list(blocks)}: must be >= 1 for each stage, such as [1, 1, 1]")

@@ -61,7 +61,8 @@ class DDPM(Task):
         shown = torch.cat([angle.sin(), angle.cos()], 1)[..., None, None].expand(-1, -1, *x.shape[2:])
         output = model(torch.cat([x, shown.to(x.dtype)], 1)).float()
         if output.numel() != x.numel():
-            raise ConfigError(f"model: {tuple(output.shape[1:])} for an image {tuple(x.shape[1:])} - model.num_outputs")
+            shapes = f"returns {tuple(output.shape[1:])} for an image {tuple(x.shape[1:])}"
+            raise ConfigError(f"model: {shapes}, but must return the same shape - set model.num_outputs")
         return output.view(x.shape)
 
     def sample(self, model: nn.Module, count: int) -> Tensor:

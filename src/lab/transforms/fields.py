@@ -124,8 +124,8 @@ class ToFloat(_PerField):
             return x.float()
         if x.dtype in (torch.int32, torch.int64):
             raise ConfigError(
-                f"data.transforms: ToFloat.field={self.fields[0]!r} is {dtype_name(x.dtype)}: not pixels; "
-                "divided by the largest value of this dtype, the values would be almost 0 - use "
+                f"data.transforms: ToFloat.field={self.fields[0]!r} is {dtype_name(x.dtype)}, not a type of pixels: "
+                "divided by the largest number of this type, the values would be almost 0 - use "
                 "lab.transforms.fields.Cast, which keeps the values"
             )
         return x.float().div_(torch.iinfo(x.dtype).max)  # in place: a third less time for large images

@@ -170,7 +170,7 @@ def show(each: Found) -> None:
     report(f"\n{clean(each.name)}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
     report(f"  layout: {', '.join([layout, ' + '.join(each.filters)] if each.filters else [layout])}")
     if each.amplification is not None:
-        report(f"  random row: {each.amplification:,.1f} bytes read and decoded per byte needed")
+        report(f"  random row: reads {each.amplification:,.1f} times its own bytes")
     report(f"  read: {each.way} ({each.reason})")
     for line in said_of(dset):
         report(f"  {clean(line)}")

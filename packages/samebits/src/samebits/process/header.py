@@ -55,7 +55,7 @@ def header_values(project: Project, directory: Path, method: Sequence[Any], upda
     moves = (one if isinstance(one, str) else node_text(one) for one in update)
     lines = [" of ".join(map(node_text, method)), ", ".join(moves)]
     given = [text for text in read_overrides(project, directory) if group_of(text) not in SAID_ELSEWHERE]
-    lines += [f"given: {' '.join(given)}"] if given else []
+    lines += [f"overrides: {' '.join(given)}"] if given else []
     return lines + ([f"changed: {changed}"] if (changed := changes_of_resume(project, directory)) else [])
 
 

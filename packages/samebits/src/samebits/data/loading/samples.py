@@ -73,10 +73,9 @@ def check_indexed(dataset: Any) -> None:
         missing.remove("__getitem__")
     if missing:
         raise ConfigError(
-            f"data: {own.__name__} has no {missing[0]}, but samples are read by index - add __getitem__(i) "
-            "and __len__ (endless data: __len__ of 10**9, and __getitem__(i) that draws torch's, numpy's or "
-            "Python's random numbers, which are seeded for each sample of each split), or only __iter__, for a "
-            "stream, or pack its samples into a file with ./run h5 pack"
+            f"data: {own.__name__} has no {missing[0]}, but samples are read by index - add __getitem__(i) and "
+            "__len__ (endless data may return 10**9 and draw each sample from random numbers, which are seeded for "
+            "it), or only __iter__ for a stream, or pack the samples into a file with ./run h5 pack"
         )
     try:
         len(dataset)
