@@ -82,7 +82,7 @@ def target_of(args: argparse.Namespace) -> tuple[Path, str]:
     if suffix not in ("", "pth", "bin", "ckpt", *FORMATS) and args.to is None:
         raise ConfigError(f"{args.file}: the formats are {', '.join(FORMATS)}; give a suffix of these in small letters")
     if suffix in FORMATS and suffix != to:
-        raise ConfigError(f"{args.file}: its suffix is not that of --to {to}; remove one of them")
+        raise ConfigError(f"{args.file}: its suffix does not fit --to {to}; remove one of them")
     if to != "onnx" and (args.split or args.overrides):
         unused = "--split" if args.split else args.overrides[0]
         raise ConfigError(f"{unused}: has an effect only on --to onnx, because other formats have only the weights")

@@ -53,6 +53,7 @@ def test_two_people_s_folders_are_one_sweep(tmp_path: Path) -> None:
         assert found["lr=0.01"].mean(LOSS) == pytest.approx(statistics.fmean(scores), rel=1e-12)
         assert "n=4  lr=0.01" in shown
         assert "n=2  lr=0.1" in shown
+        assert shown.splitlines().index("val/loss (min is best), mean ± standard deviation of n jobs:") >= 0
     loose = [*(a / "outputs/lr").glob("lr-*"), *(b / "outputs/lr").glob("seed-*")]
     runs = read_study(PROGRAM, loose)  # one by one, not as sweeps
     assert {group.label: len(group.jobs) for group in groups(runs)} == {"optim.lr=0.01": 4, "optim.lr=0.1": 2}

@@ -208,7 +208,7 @@ def make_state(
     to_devices(model, ema, task, config, hardware, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):
         raise ConfigError(
-            f"trainer=fsdp: {type(task).__name__} has parameters of its own ({held}), but only the model can be "
+            f"trainer=fsdp: {type(task).__name__} has parameters ({held}), but only the model can be "
             "sharded - use trainer=ddp"
         )
     optimizers = Optimizers()

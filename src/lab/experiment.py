@@ -189,5 +189,5 @@ def on_one_device(config: Config) -> Config:
 
 
 def flop_of_sample(model: nn.Module, task: Task) -> float:
-    """Return the FLOP of a training sample, estimated from shapes, by which some `auto` of `hardware` are resolved."""
+    """Return the FLOP of a training sample, estimated from shapes. Some `auto` of `hardware` are resolved with it."""
     return rough_flop([model, task], task.run.input_shape, 1)

@@ -28,7 +28,7 @@ def layers_of(model: nn.Module, key: str, exclude: Sequence[str]) -> dict[str, n
     elsewhere = {id(p) for part in others for p in part.parameters(recurse=False)}
     if tied := [name for name, one in found.items() if id(one.weight) in elsewhere]:
         raise ConfigError(
-            f"{key}: the weight of {tied[0]} is also that of another module, such as an embedding - exclude it: "
+            f"{key}: {tied[0]} shares its weight with another module, such as an embedding - exclude it: "
             f"'{key}.exclude=[\"^{tied[0]}$\"]'"
         )
     if not found:

@@ -333,7 +333,7 @@ def make_transform(
         nodes = {f"data.parts.{part}.transforms.{name}": node for name, node in of_part.items()} | nodes
     transforms = [construct(PROJECT, key, node) for key, node in nodes.items()]
     if task_class(config).needs_sample_ids:
-        transforms.append(add_numbers)
+        transforms.append(add_sample_ids)
     if task_class(config).stateful and mark is not None:
         transforms.append(mark)
     if padded:
@@ -358,29 +358,29 @@ class Chain:
     def __init__(self, first: Transform, last: Transform | None) -> None:
         self.first, self.last = first, last
 
-    def __call__(self, batch: Batch, numbers: Tensor, rows: Any) -> Batch:
-        """Transform a batch. numbers: (B,) sample ids. rows: (B,) rows of the data set."""
-        batch = self.first(batch, numbers, rows)
-        return batch if self.last is None else self.last(batch, numbers)
+    def __call__(self, batch: Batch, sample_ids: Tensor, rows: Any) -> Batch:
+        """Transform a batch. sample_ids: (B,). rows: (B,) rows of the data set."""
+        batch = self.first(batch, sample_ids, rows)
+        return batch if self.last is None else self.last(batch, sample_ids)
 
 
-def channels_last(batch: Batch, numbers: Tensor) -> Batch:
+def channels_last(batch: Batch, sample_ids: Tensor) -> Batch:
     """Convert images (4-d, floating point) to the memory format channels_last; shapes stay (B, C, H, W)."""
     order = torch.channels_last
     images = {name: x for name, x in batch.items() if x.ndim == 4 and x.is_floating_point()}
     return batch | {name: x.contiguous(memory_format=order) for name, x in images.items()}
 
 
-def add_numbers(batch: Batch, numbers: Tensor) -> Batch:
+def add_sample_ids(batch: Batch, sample_ids: Tensor) -> Batch:
     """Add the field "sample_id"."""
-    return {**batch, "sample_id": numbers}
+    return {**batch, "sample_id": sample_ids}
 
 
-def add_is_real(batch: Batch, numbers: Tensor) -> Batch:
+def add_is_real(batch: Batch, sample_ids: Tensor) -> Batch:
     """Add the field "is_real", (B,) bool: False for padding. Raise ConfigError if the data have such a field."""
     if "is_real" in batch:
         raise ConfigError(
             "data: a field is called 'is_real', which marks padding with data.order.drop_last=false - give it another "
             "name"
         )
-    return {**batch, "is_real": numbers >= 0}
+    return {**batch, "is_real": sample_ids >= 0}

@@ -252,7 +252,7 @@ class OptimizerStep:
     def _rescaled(self, gradients: list[Tensor], totals: dict[str, Tensor], weight: Tensor | None) -> dict[str, Tensor]:
         """Divide the gradients by the loss scale; divide gradients and losses by the mean sample weight of all ranks.
 
-        weight: 0-d, the sum of this rank's sample weights, by which losses were multiplied; None: no weights."""
+        weight: 0-d, the sum of this rank's sample weights, which the losses contain; None: no weights."""
         if self.state.scaler and gradients:  # before clipping, because clip_norm is for the true gradients
             scale = self.state.scaler.scale(torch.ones((), device=self.world.device))
             torch._foreach_mul_(local_parts(gradients), scale.reciprocal().to(gradients[0].device))

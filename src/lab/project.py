@@ -151,7 +151,7 @@ def _check_is_hdf5(key: str, path: Any) -> None:
 
 
 def _divide(node: Any, key: str, place: str, folded: bool) -> None:
-    """Set `splits` of a group `data` as split_ratio and the keys of folds say. place: SOURCE_KEYS of its data set."""
+    """Set `splits` of a group `data` from split_ratio or the keys of folds. place: SOURCE_KEYS of its data set."""
     from h5rows.integration import fold_splits, shares_of
 
     def renamed(splits: Any, old: str, new: str) -> Any:

@@ -70,7 +70,7 @@ def quantize(model: nn.Module, quantization: QuantizationConfig) -> nn.Module:
     for name, layer in layers.items():
         if type(layer) not in QUANTIZED:
             raise ConfigError(
-                f"quantization: {name} is a {type(layer).__name__}, which has a forward of its own - exclude it: "
+                f"quantization: {name} is a {type(layer).__name__}, which has its own forward - exclude it: "
                 f"'quantization.exclude=[\"^{name}$\"]'"
             )
     bits = [quantization.weight_bits, quantization.activation_bits]

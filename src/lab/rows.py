@@ -1,4 +1,4 @@
-"""Compute a value of each training row with the present weights, by which a stateful data.order can reorder rows."""
+"""Compute a value of each training row with the present weights, so that a data.order with a state can reorder them."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_a_tied_weight_is_refused() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].weight
     for key in ("quantization", "pruning"):
-        with pytest.raises(ConfigError, match=rf"^{key}: the weight of 1 is also that of another module, such as an "):
+        with pytest.raises(ConfigError, match=rf"^{key}: 1 shares its weight with another module, such as an "):
             layers_of(model, key, [])
 
 

@@ -40,7 +40,7 @@ def test_it_says_what_a_run_records_and_chooses(tmp_path: Path) -> None:
     threads = f"threads: {chosen['threads']} ({chosen['threads_why']})"
     assert f"{chosen['device']}, {chosen['precision']}, {threads}; 24 samples a step = 1 x 24 in 4" in log
     assert chosen["micro_batch_sizes"] == [6] * 4
-    assert f"loader {chosen['loader']}\n" in log
+    assert f"loader={chosen['loader']}\n" in log
     assert chosen["backend"] is None
 
 

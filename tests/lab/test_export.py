@@ -59,7 +59,8 @@ def test_safetensors_has_the_weights_that_are_scored(run: Path) -> None:
 
 @pytest.mark.parametrize("to", ["pt", pytest.param("safetensors", marks=WITH_SAFETENSORS)])
 def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path, to: str) -> None:
-    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "_", sys.executable, ROOT / "src/export.py"]
+    # -B: a .pyc that is written under this limit would be cut off, and no later command could import the module
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "_", sys.executable, "-B", ROOT / "src/export.py"]
     said = called([*map(str, limited), str(run), str(tmp_path / f"model.{to}")], 2, fresh=True).stderr
     assert said == f"error: {tmp_path}/model.{to}: cannot be written: File too large\n"
     assert list(tmp_path.iterdir()) == []
@@ -199,7 +200,7 @@ def test_a_model_that_differs_or_cannot_be_exported_is_not_written(
     ("given", "said"),
     [
         ((), "give a file, such as model.pt, or a format: --to pt, --to safetensors, --to onnx"),
-        (("m.onnx", "--to", "pt"), "m.onnx: its suffix is not that of --to pt; remove one of them"),
+        (("m.onnx", "--to", "pt"), "m.onnx: its suffix does not fit --to pt; remove one of them"),
         (("--to", "safetensors", "--split", "val"), "--split: has an effect only on --to onnx"),
         (("m.pt", "data.path=a.h5"), "data.path=a.h5: has an effect only on --to onnx"),
     ],

@@ -86,7 +86,7 @@ def test_two_ranks_are_tried_and_counted_with_the_whole_batch(tmp_path: Path, mo
 @pytest.mark.slow
 def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for overrides, line in (
-        (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive has parameters of its own (log_"),
+        (("trainer=fsdp", "hardware.num_procs=2"), "trainer=fsdp: Contrastive has parameters (log_"),
         (("trainer=dp", "hardware.device=auto"), "trainer=dp: Contrastive compares all samples of a batch"),
     ):
         if "trainer=dp" in overrides:  # on the machine of a test, which has no two GPUs

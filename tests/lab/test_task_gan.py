@@ -87,7 +87,7 @@ def test_a_learning_rate_of_its_own_and_what_cannot_be(tmp_path: Path) -> None:
             "model.num_outputs=10",
             "model: generates samples of shape (10,), expected (1, 8, 8), the shape of batch['x']",
         ),
-        ("trainer=fsdp", "trainer=fsdp: WGAN has parameters of its own (critic.0"),
+        ("trainer=fsdp", "trainer=fsdp: WGAN has parameters (critic.0"),
         ("+optim.lr_factors={critik: 2.0}", "optim.lr_factors: no "),
     ):
         with pytest.raises(ConfigError, match=re.escape(line)):

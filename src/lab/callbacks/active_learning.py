@@ -29,9 +29,9 @@ class Labelled:
         self.size, self.draws = len(dataset), SampleRNG(seed, "Labelled")
         self.rows = self.draws.uniform(torch.arange(self.size), 1)[:, 0].argsort(stable=True)[:begin]
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
         """Return the rows of these sample ids, (B,) int64 -> (B,) int64."""
-        return self.rows[self.draws.below(torch.tensor(numbers), (len(self.rows),))[:, 0]].numpy()
+        return self.rows[self.draws.below(torch.tensor(sample_ids), (len(self.rows),))[:, 0]].numpy()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the labeled rows."""

@@ -18,15 +18,15 @@ Call = Callable[[nn.Module, Any], dict[str, Tensor]]
 
 
 def with_first_batch(
-    state: Any, run: Any, asked: str, look: Callable[[nn.Module, dict[str, Any], bool], T]
+    state: Any, run: Any, option: str, look: Callable[[nn.Module, dict[str, Any], bool], T]
 ) -> T | None:
     """Return look(whole, batch, meta) on the main rank, None on others. All ranks call this.
 
     whole: the lab.objective.LossModule of model and task. meta: True to compute on the device `meta`, with a copy; if
     that fails, because the model or a loss reads values of tensors, `look` is called with False on all ranks, and the
-    run is restored afterwards. asked: key=value, for errors. Raise ConfigError if the model is sharded."""
+    run is restored afterwards. option: key=value, for errors. Raise ConfigError if the model is sharded."""
     if is_sharded(state.model):
-        raise ConfigError(f"{asked}: does not support trainer=fsdp, which shards the model - use trainer=single")
+        raise ConfigError(f"{option}: does not support trainer=fsdp, which shards the model - use trainer=single")
     whole, batch = LossModule(state.model, state.task), run.peek_batch()
     found, failed = None, False
     if run.world.is_main:

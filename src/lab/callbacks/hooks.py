@@ -25,10 +25,10 @@ def check_hooks(key: str, kind: type[Callback]) -> None:
                 f"(hooks: {', '.join(hooks)}; rename a method that is not a hook)"
             )
     for name in hooks:
-        asked, *given = inspect.signature(getattr(Callback, name)).parameters
+        owner, *given = inspect.signature(getattr(Callback, name)).parameters
         found = inspect.signature(getattr(kind, name))
         shorter = [given[:1]] if name == "on_end" else []  # `scores` may be omitted
-        if not any(takes(found, [asked, *names]) for names in [given, *shorter]):
+        if not any(takes(found, [owner, *names]) for names in [given, *shorter]):
             raise ConfigError(f"{key}: {kind.__name__}.{name} must take ({', '.join(given)}), got {found}")
 
 

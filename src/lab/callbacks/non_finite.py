@@ -46,13 +46,8 @@ class NonFiniteWatch(Callback):
                 return
             fed = all(torch.isfinite(i).all() for i in inputs if isinstance(i, Tensor))
             weights = [n for n, p in module.named_parameters() if not torch.isfinite(p).all()]
-            cause = (
-                f"its {', '.join(weights)} is not"
-                if weights
-                else "its input and weights are"
-                if fed
-                else "its input is not"
-            )
+            cause = "its input and weights are" if fed else "its input is not"
+            cause = f"its {', '.join(weights)} is not" if weights else cause
             raise RunFailed(f"the output of module {name!r} ({type(module).__name__}) is not finite; {cause} finite")
 
         return check

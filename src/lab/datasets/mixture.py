@@ -27,29 +27,29 @@ class MixtureOrder:
         for length, weights in zip(np.diff(self._begins).tolist(), self._weights):
             self._used.append(self._used[-1] + counts(length, weights))
 
-    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+    def __call__(self, sample_ids: np.ndarray) -> np.ndarray:
         """Return the rows of these sample ids, (B,) int64 -> (B,) int64."""
-        rows = np.empty_like(numbers)
-        stage = np.searchsorted(self._begins, numbers, side="right") - 1
+        rows = np.empty_like(sample_ids)
+        stage = np.searchsorted(self._begins, sample_ids, side="right") - 1
         for s in np.unique(stage).tolist():
             here = np.flatnonzero(stage == s)
-            of, index = assign(numbers[here] - self._begins[s], self._weights[s])
+            of, index = assign(sample_ids[here] - self._begins[s], self._weights[s])
             for k in np.unique(of).tolist():
                 at = here[of == k]
                 rows[at] = self._starts[k] + self._orders[k](index[of == k] + self._used[s][k])
         return rows
 
 
-def assign(numbers: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the part of each sample, (B,), and how many samples of that part are before it, (B,). numbers: sample ids,
-    (B,) int64.
+def assign(sample_ids: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the part of each sample, (B,), and how many samples of that part are before it, (B,). sample_ids: (B,)
+    int64.
 
     First each id is assigned to the first part or to the rest, then the rest to the second part or the others, and so
     on, each time as evenly as the pixels of a line (Bresenham 1965). A part has its share of any range of consecutive
     ids to within one or two samples; exactly, if that is an integer and the range starts at a multiple of its length.
     """
-    of, index = np.full(len(numbers), -1), np.zeros(len(numbers), dtype=np.int64)
-    left, total, open_ = numbers.copy(), sum(weights), np.ones(len(numbers), dtype=bool)
+    of, index = np.full(len(sample_ids), -1), np.zeros(len(sample_ids), dtype=np.int64)
+    left, total, open_ = sample_ids.copy(), sum(weights), np.ones(len(sample_ids), dtype=bool)
     for k, weight in enumerate(weights):
         if not weight:
             continue

@@ -145,7 +145,7 @@ class NextToken:
     def __init__(self, field: str) -> None:
         self.field = field
 
-    def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+    def __call__(self, batch: dict[str, Tensor], sample_ids: Tensor) -> dict[str, Tensor]:
         """Return the batch with x and y. Raise ConfigError if it lacks the field."""
         tokens = field_of(batch, self.field, "NextToken.field")
         rest = {field: value for field, value in batch.items() if field != self.field}
@@ -166,7 +166,7 @@ class PaddedNextToken:
     def __init__(self, field: str, longest: Count) -> None:
         self.field, self.longest = field, longest
 
-    def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+    def __call__(self, batch: dict[str, Tensor], sample_ids: Tensor) -> dict[str, Tensor]:
         """Return the batch with x and y. Raise ConfigError if the field has another shape."""
         lengths = batch.get(f"{self.field}_length")
         if lengths is None or self.field not in batch or batch[self.field].dim() != 2:

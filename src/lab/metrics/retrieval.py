@@ -1,4 +1,4 @@
-"""Recall of a retrieval by embeddings, among all samples of the split (not among those of a batch)."""
+"""Recall of a retrieval by embeddings, among all samples of the split (not of a batch)."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Recall:
         both = to_cpu(torch.stack([self.recall(images, texts), self.recall(texts, images)]))  # waits once
         return dict(zip(("image_to_text", "text_to_image"), both.tolist()))
 
-    def recall(self, asked: Tensor, found: Tensor) -> Tensor:
-        """Return the recall of row i of `found`, given row i of `asked`, 0-d. Both (N, E)."""
+    def recall(self, queries: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of queries whose own row of `targets` is among the k most similar ones, 0-d. Both (N, E)."""
         hits = []
-        for first in range(0, len(asked), 1024):  # not all N x N similarities at once
-            similar = asked[first : first + 1024] @ found.T
+        for first in range(0, len(queries), 1024):  # not all N x N similarities at once
+            similar = queries[first : first + 1024] @ targets.T
             rows = torch.arange(len(similar), device=similar.device)
             partner = similar[rows, first + rows][:, None]
             more, ties = (~(similar <= partner)).sum(1), (similar == partner).sum(1)  # NaN is never a hit

@@ -52,7 +52,7 @@ class MAE(Task):
         if pixels.shape != wanted.shape:
             raise ConfigError(
                 f"task.decoder: returns {tuple(pixels.shape[1:])} for each sample, but its patches are "
-                f"{tuple(wanted.shape[1:])} - set task.decoder.patch and input_shape to those of the model"
+                f"{tuple(wanted.shape[1:])} - set task.decoder.patch and input_shape to the model's values"
             )
         if self.normalize:
             mean, std = scale_of(wanted)

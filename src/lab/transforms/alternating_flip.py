@@ -28,11 +28,11 @@ class AlternatingFlip(_PerField):
         super().__init__(field)
         self._epoch_samples, self._draws = epoch_samples, SampleRNG(seed, "AlternatingFlip")
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return True for images to mirror, (B,)."""
         # all pixels, because many images may share a background; as integers, whose sum is equal on all devices
         image = x.float().contiguous().view(torch.int32).flatten(1).sum(1)
-        return (self._draws.below(image, (2,))[:, 0] + numbers // self._epoch_samples) % 2 == 1
+        return (self._draws.below(image, (2,))[:, 0] + sample_ids // self._epoch_samples) % 2 == 1
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         """Return the images, mirrored if drawn."""

@@ -58,9 +58,9 @@ class TrivialAugment(_PerField):
         self._values = OnDevices(torch.stack([value(level) for value in BY_LEVEL.values()]))
         self._draws = SampleRNG(seed, "TrivialAugment")
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return the index in KINDS and the strength for each image, (B, 2)."""
-        kind, level, minus = self._draws.below(numbers, (len(KINDS), LEVELS, 2)).unbind(1)
+        kind, level, minus = self._draws.below(sample_ids, (len(KINDS), LEVELS, 2)).unbind(1)
         value = self._values.on(x.device)[kind, level]
         return torch.stack([kind.float(), torch.where((minus == 1) & (kind < SIGNED), -value, value)], 1)
 

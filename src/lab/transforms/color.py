@@ -39,9 +39,9 @@ class ColorJitter(_PerField):
         super().__init__(field)
         self._most, self._hue, self._draws = (brightness, contrast, saturation), hue, SampleRNG(seed, "ColorJitter")
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return three factors and the shift of the hue, (B, 4)."""
-        drawn = 2 * self._draws.uniform(numbers, 4) - 1
+        drawn = 2 * self._draws.uniform(sample_ids, 4) - 1
         factors = [(1 + drawn[:, i] * most).clamp(min=0) for i, most in enumerate(self._most)]
         return torch.stack([*factors, drawn[:, 3] * self._hue], 1)
 

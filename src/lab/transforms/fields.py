@@ -1,6 +1,6 @@
 """Transforms of whole batches on the device. Random numbers are a pure function of (seed, sample id).
 
-A transform is `(batch, numbers) -> batch`; numbers: sample ids, (B,) int64, on the device of the batch. Transforms with
+A transform is `(batch, sample_ids) -> batch`; sample_ids: (B,) int64, on the device of the batch. Transforms with
 `random = True` are not used in evaluations. `field` is one field or a list: all fields of a list (an image and its
 mask) get the same random numbers. Two transforms with the same class and seed get the same random numbers too: use
 different seeds to make them independent. Images are (B, C, H, W).
@@ -28,9 +28,9 @@ def compose(transforms: Iterable[Transform], training: bool) -> Transform | None
     """Return the transforms as one transform; None if there are none. training: False to exclude the random ones."""
     chosen = [t for t in transforms if training or not getattr(t, "random", False)]
 
-    def apply(batch: Batch, numbers: Tensor) -> Batch:
+    def apply(batch: Batch, sample_ids: Tensor) -> Batch:
         for transform in chosen:
-            batch = transform(batch, numbers)
+            batch = transform(batch, sample_ids)
         return batch
 
     return apply if chosen else None
@@ -66,7 +66,7 @@ class _PerField:
     def __init__(self, field: str | Sequence[str]) -> None:
         self.fields = [field] if isinstance(field, str) else list(field)
 
-    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+    def __call__(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the batch with transformed fields. Raise ConfigError if a field is missing or has another shape."""
         name = type(self).__name__
         for field in self.fields:
@@ -81,12 +81,12 @@ class _PerField:
                 f"data.transforms: {name}.field={self.fields}: their sizes are {sizes} pixels, but "
                 "must be equal, because all get the same crop - put Resize before it, or use other fields"
             )
-        drawn = self.prepare(batch[self.fields[0]], numbers)
+        drawn = self.prepare(batch[self.fields[0]], sample_ids)
         return {**batch, **{field: self.apply(batch[field], drawn) for field in self.fields}}
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return the random numbers of the batch. x: the first field."""
-        return numbers
+        return sample_ids
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         """Return the transformed field."""
@@ -234,9 +234,9 @@ class RandomFlip(_PerField):
             raise ValueError("dim must not be 0, the batch dimension; -1 is left and right, -2 top and bottom")
         self._dim, self._draws = dim, SampleRNG(seed, f"RandomFlip{dim}")
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return True for samples to mirror, (B,)."""
-        return self._draws.below(numbers, (2,))[:, 0].bool()
+        return self._draws.below(sample_ids, (2,))[:, 0].bool()
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         """Return the samples, mirrored if drawn."""
@@ -270,7 +270,7 @@ class RandomCrop(_PerField):
         self._height, self._width = size
         self._padding, self._draws = padding, SampleRNG(seed, "RandomCrop")
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return top and left of the windows, (B, 2). Raise ConfigError if the image is too small."""
         places = tuple(
             n + 2 * self._padding - m + 1 for n, m in zip(x.shape[-2:], (self._height, self._width), strict=True)
@@ -280,7 +280,7 @@ class RandomCrop(_PerField):
                 f"data.transforms: RandomCrop.size={[self._height, self._width]} is larger than the image "
                 f"{list(x.shape[-2:])} with padding={self._padding}"
             )
-        return self._draws.below(numbers, places)
+        return self._draws.below(sample_ids, places)
 
     def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
         """Return the windows."""
@@ -319,9 +319,9 @@ class Cutout(_Rectangle):
         super().__init__(field)
         self._size, self._value, self._draws = size, value, SampleRNG(seed, "Cutout")
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return the squares, (B, 4)."""
-        begin = self._draws.below(numbers, (x.shape[-2], x.shape[-1])) - self._size // 2
+        begin = self._draws.below(sample_ids, (x.shape[-2], x.shape[-1])) - self._size // 2
         return torch.cat([begin, begin + self._size], 1)
 
 
@@ -349,10 +349,10 @@ class RandomErase(_Rectangle):
         self._probability, self._area, self._ratio = probability, list(area), [math.log(r) for r in ratio]
         self._value, self._draws = value, SampleRNG(seed, "RandomErase")
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return the rectangles, (B, 4); empty ones with 1 - probability."""
         height, width = x.shape[-2:]
-        erased, area, ratio, y, left = self._draws.uniform(numbers, 5).unbind(1)
+        erased, area, ratio, y, left = self._draws.uniform(sample_ids, 5).unbind(1)
         area = (self._area[0] + area * (self._area[1] - self._area[0])) * (height * width)
         ratio = torch.exp(self._ratio[0] + ratio * (self._ratio[1] - self._ratio[0]))
         rows = (area * ratio).sqrt().round().clamp(1, height)

@@ -19,7 +19,7 @@ class LabelMap:
     def __init__(self, field: str, target: str, threshold: Share) -> None:
         self.field, self.target, self.threshold = field, target, threshold
 
-    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+    def __call__(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the batch with label maps. Raise ConfigError if it lacks the images."""
         if self.target not in batch:
             return batch

@@ -29,7 +29,7 @@ class FillMissing:
         self.field, self.value, self.columns = field, value, list(columns)
         self._index = OnDevices(torch.tensor(self.columns, dtype=torch.int64))
 
-    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+    def __call__(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the batch with the filled field. Raise ConfigError if it is missing or has another shape or dtype."""
         x = field_of(batch, self.field, "FillMissing.field")
         if x.ndim != 2 or not x.is_floating_point():

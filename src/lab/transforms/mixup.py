@@ -27,7 +27,7 @@ class Mixup:
         self._field, self._target, self._num_classes = field, target, num_classes
         self._quantiles, self._draws = OnDevices(_beta_quantiles(alpha)), SampleRNG(seed, "Mixup")
 
-    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+    def __call__(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the mixed batch. Raise ConfigError if fields or the batch size do not fit."""
         x, y = field_of(batch, self._field, "Mixup.field"), field_of(batch, self._target, "Mixup.target")
         if not x.is_floating_point():
@@ -37,7 +37,7 @@ class Mixup:
                 f"data.transforms: Mixup mixes pairs, but got a micro-batch of {len(x)} samples: set "
                 "trainer.global_batch_size to a multiple of 2 * micro-batches * ranks"
             )
-        share = self._shares(numbers >> 1)
+        share = self._shares(sample_ids >> 1)
         partner = torch.arange(len(x), device=x.device) ^ 1
         targets = self._as_shares(y)
         return {**batch, self._field: _mix(x, partner, share), self._target: _mix(targets, partner, share)}

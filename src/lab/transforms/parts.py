@@ -46,16 +46,16 @@ class PartTransforms:
         # output fields of each chain
         self._specs: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{} for _ in self.names]
 
-    def __call__(self, batch: Batch, numbers: Tensor, rows: np.ndarray) -> Batch:
+    def __call__(self, batch: Batch, sample_ids: Tensor, rows: np.ndarray) -> Batch:
         """Return the transformed batch. rows: (B,) rows of the data set. Raise ConfigError if parts return different
         fields."""
         of = self.part_of(rows)
         groups = [np.flatnonzero(of == k) for k in range(len(self.names))]
         order = np.concatenate(groups)
-        places = _on(numbers.device, np.stack([order, np.argsort(order)]))
+        places = _on(sample_ids.device, np.stack([order, np.argsort(order)]))
         done, begin = [], 0
         for k, group in enumerate(groups):
-            done.append(self._of_part(k, batch, numbers, places[0, begin : begin + len(group)]))
+            done.append(self._of_part(k, batch, sample_ids, places[0, begin : begin + len(group)]))
             begin += len(group)
         self._check_alike()
         fields = {field: spec for specs in self._specs for field, spec in specs.items()}
@@ -67,7 +67,7 @@ class PartTransforms:
 
         return {field: column(field, spec)[places[1]] for field, spec in fields.items()}
 
-    def _of_part(self, k: int, batch: Batch, numbers: Tensor, at: Tensor) -> Batch:
+    def _of_part(self, k: int, batch: Batch, sample_ids: Tensor, at: Tensor) -> Batch:
         """Return the transformed samples of one part; {} if it has none in this batch."""
         if not len(at) and self._specs[k]:
             return {}
@@ -75,7 +75,7 @@ class PartTransforms:
         taken = at if len(at) else at.new_zeros(2)
         part = {field: batch[field][taken] for field in self.fields[k]}
         chain = self.chains[k]
-        done = part if chain is None else chain(part, numbers[taken])
+        done = part if chain is None else chain(part, sample_ids[taken])
         self._specs[k] = {field: (values.shape[1:], values.dtype) for field, values in done.items()}
         wrong = next((values for values in done.values() if len(values) != len(taken)), None)
         if wrong is not None:

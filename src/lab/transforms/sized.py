@@ -59,10 +59,10 @@ class RandomResizedCrop(_Sized):
             )
         self._area, self._ratio, self._draws = list(area), list(ratio), SampleRNG(seed, "RandomResizedCrop")
 
-    def prepare(self, x: Tensor, numbers: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, sample_ids: Tensor) -> Tensor:
         """Return top, left, height and width of the crops, (B, 4) int64."""
         height, width = x.shape[-2:]
-        drawn = self._draws.uniform(numbers, 2 * TRIES + 2)
+        drawn = self._draws.uniform(sample_ids, 2 * TRIES + 2)
         areas, ratios = drawn[:, :TRIES], drawn[:, TRIES : 2 * TRIES]
         low, high = (math.log(one) for one in self._ratio)
         areas = (self._area[0] + areas * (self._area[1] - self._area[0])) * (height * width)

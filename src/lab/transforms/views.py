@@ -27,8 +27,8 @@ class Views:
 
     def __call__(self, batch: Batch, which: int) -> Tensor:
         """Return view number `which`, from 0."""
-        numbers = self.count * batch["sample_id"] + self.before + which
-        changed = self.augment(batch, numbers) if self.augment else batch
+        view_ids = self.count * batch["sample_id"] + self.before + which
+        changed = self.augment(batch, view_ids) if self.augment else batch
         return changed[self.fields[which]]
 
 
@@ -45,8 +45,8 @@ class View:
         self.field, self.to, self.which = field, to, which
         self.augment = compose(augment.values(), training=True)
 
-    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+    def __call__(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the batch with the view. Raise ConfigError if it lacks the field."""
         one = {self.field: field_of(batch, self.field, "View.field")}
-        changed = self.augment(one, numbers + (self.which << 48)) if self.augment else one
+        changed = self.augment(one, sample_ids + (self.which << 48)) if self.augment else one
         return {**batch, self.to: changed[self.field]}

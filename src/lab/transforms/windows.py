@@ -24,11 +24,11 @@ class CenterWindow:
     def __init__(self, field: str | Sequence[str], size: Count) -> None:
         self.fields, self.size = [field] if isinstance(field, str) else list(field), size
 
-    def begins(self, spare: Tensor, numbers: Tensor) -> Tensor:
+    def begins(self, spare: Tensor, sample_ids: Tensor) -> Tensor:
         """Return the first step of each window, (B,). spare: (B,), the largest first step allowed, at least 0."""
         return spare // 2
 
-    def __call__(self, batch: Batch, numbers: Tensor) -> Batch:
+    def __call__(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the batch with fields (B, size, ...). Raise ConfigError if a field is missing or has no steps."""
         cut = dict(batch)
         for field in self.fields:
@@ -40,8 +40,8 @@ class CenterWindow:
                     "several steps"
                 )
             given = batch.get(f"{field}_length")
-            length = torch.full_like(numbers, x.shape[1]) if given is None else given.to(x.device)
-            begin = self.begins((length - self.size).clamp(min=0), numbers)
+            length = torch.full_like(sample_ids, x.shape[1]) if given is None else given.to(x.device)
+            begin = self.begins((length - self.size).clamp(min=0), sample_ids)
             steps = begin[:, None] + torch.arange(self.size, device=x.device)
             inside = (steps < length[:, None]).view(len(x), self.size, *[1] * (x.dim() - 2))
             if not x.shape[1]:  # all samples of the batch are empty
@@ -61,7 +61,7 @@ class RandomWindow(CenterWindow):
         super().__init__(field, size)
         self._rng = SampleRNG(seed, "RandomWindow")
 
-    def begins(self, spare: Tensor, numbers: Tensor) -> Tensor:
+    def begins(self, spare: Tensor, sample_ids: Tensor) -> Tensor:
         """Return the first step of each window, each possible one with the same probability."""
-        drawn: Tensor = self._rng.below(numbers, (1 << 24,))[:, 0] * (spare + 1) >> 24
+        drawn: Tensor = self._rng.below(sample_ids, (1 << 24,))[:, 0] * (spare + 1) >> 24
         return drawn

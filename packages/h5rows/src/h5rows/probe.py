@@ -43,8 +43,8 @@ def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
 def num_outputs(data: Mapping[str, Any], field: str) -> int:
     """Return the number of outputs that a model needs to predict a field.
 
-    Integers are classes. Their number is that of the attribute `classes` (of the dataset, its group or the file: names
-    or a number), otherwise the largest label of the training split + 1. Floating-point fields: the number of elements
+    Integers are classes. The attribute `classes` of the dataset, its group or the file has their names or their number;
+    without it, the number is the largest label of the training split + 1. Floating-point fields: the number of elements
     of one sample.
 
     Raise ConfigError if a split has a label outside the classes, because on a GPU it would fail with an assertion that
@@ -68,7 +68,7 @@ def num_outputs(data: Mapping[str, Any], field: str) -> int:
 
 
 def _groups(data: Mapping[str, Any]) -> list[str]:
-    """Return the groups of the splits, that of the training split (otherwise of the first one) first."""
+    """Return the groups of the splits, beginning with the training split or, without one, the first split."""
     if not isinstance(data["splits"], Mapping):
         split_of(data["splits"], "train")  # raises the error
     return groups_of(data["splits"])

@@ -128,8 +128,7 @@ def _kind(dataset: h5py.Dataset) -> str:
 
 
 def _blocks(files: list[h5py.File], spec: Spec) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yield (first row, {field: rows in order}), whatever the order of the rows in the parts: lanes are not in that of
-    the split."""
+    """Yield (first row, {field: rows in order}). In the parts rows may have another order, for example with lanes."""
     widest = max((int(np.prod(shape[1:])) * 8 for shape, _ in spec.values()), default=8)
     size, counts = max(1, BLOCK // widest), [len(file[ROW]) for file in files]
     rows = np.concatenate([np.zeros(0, np.int64), *(file[ROW][()] for file in files)])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from samebits.errors import RunFailed
 
-# the last one: what an LSTM computes with, which are its parameters or are computed from them
+# _flat_weights: the tensors that an LSTM computes with, which are its parameters or are computed from them
 NOT_SEARCHED = ("_parameters", "_buffers", "_modules", "metrics", "_flat_weights")
 COMPUTED = ("_orig", "_v")  # torch.nn.utils' spectral_norm, pruning and weight_norm compute `weight` from `weight_orig`
 

@@ -264,8 +264,8 @@ def missing_defaults(error: str, choices: Mapping[str, Any], argv: Sequence[str]
     """Return the line for a key of a group that is missing because the yaml of its option lacks entries in its defaults
     list; other errors are returned unchanged. choices: {group: chosen option}.
 
-    The entries are those of the option that train.yaml chooses: the yaml with the group's common keys, and the group
-    inside it that the error names."""
+    The line suggests the entries of the option that train.yaml chooses: the yaml with the group's common keys, and the
+    group inside it that the error names."""
     referred = re.search(r": there is no key (\w+)\.(\w+), to which ", error)
     named = referred or re.match(r"(\w+)\.(\w+): is missing - set ", error)
     if named is None or (found := read(f"{named[1]}/{choices.get(named[1])}", argv, conf)) is None:

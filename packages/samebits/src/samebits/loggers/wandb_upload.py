@@ -57,8 +57,8 @@ class Feed:
     """Iterate over the records of metrics.jsonl, including future ones, until the process at the other end of `pipe`
     closes it.
 
-    Afterwards `status` is the text that it wrote to the pipe, or the status of status.json. pipe: None to read once
-    what there is; `status` is then that of the construction.
+    Afterwards `status` is the text that it wrote to the pipe, or the status of status.json. pipe: None to read the
+    files once; `status` does not change.
     """
 
     def __init__(self, run_dir: Path, pipe: TextIO | None = None, status: str = "") -> None:

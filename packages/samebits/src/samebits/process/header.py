@@ -125,7 +125,7 @@ def describe(
         logger.say(describe_shards(model))
         if note := padding_note(model):
             logger.warn(note)
-    for line in [f"loader {run.train.why}", *getattr(sets["train"], "describe", list)(), *changes]:
+    for line in [f"loader={run.train.why}", *getattr(sets["train"], "describe", list)(), *changes]:
         logger.say(line)
 
 

@@ -48,7 +48,7 @@ def check_targets(
     allowed: Sequence[str] = (),
     asked: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
-    """Raise ConfigError for the first node that cannot be built. allowed: allowed targets; empty: those of the project.
+    """Raise ConfigError for the first node that cannot be built. allowed: allowed targets; empty: project.allowed.
 
     single: dotted keys of nodes that must have a `_target_`. collections: keys of nodes whose entries must all have
     one. own: {key: entries of that node that are not arguments}. given: {key: arguments that the caller adds}. asked:

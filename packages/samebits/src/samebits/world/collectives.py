@@ -161,8 +161,8 @@ class World:
         """Yield an empty file that all ranks of this machine have opened, each by itself. It is in memory, so nothing
         is left of it when they end.
 
-        None with one rank, on macOS, and where a rank cannot open the file, such as in a container of its own: the
-        rank then has to do without the others."""
+        None with one rank, on macOS, and if this rank cannot open the file, for example in another container: the
+        ranks then share nothing."""
         if self.size == 1 or not hasattr(os, "memfd_create"):
             yield None
             return

@@ -56,8 +56,8 @@ class _Job:
     ready: Any = field(default_factory=threading.Lock)
 
     def rows(self, of: range | None = None) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-        """Return (sizes, sample ids, rows) of the micro-batches `of`, by default those of this job; None if the plan
-        has ended."""
+        """Return (sizes, sample ids, rows) of the micro-batches `of`, by default all of this job; None if the plan has
+        ended."""
         parts = [self.plan(k) for k in (range(self.begin, self.end) if of is None else of)]
         found = [part for part in parts if part is not None]
         if not found:

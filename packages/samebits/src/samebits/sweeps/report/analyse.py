@@ -48,7 +48,7 @@ class Group:
         return sum(map(len, self._scores(objective).values()))
 
     def averaged(self, objective: Objective) -> str:
-        """Return over what the mean is: 3 seeds, 5 folds x 2 seeds, or 5 folds, 9 runs if a fold has fewer seeds."""
+        """Return the runs in the mean: 3 seeds, 5 folds x 2 seeds, or 5 folds, 9 runs if a fold has fewer seeds."""
         per_fold = [len(scores) for scores in self._scores(objective).values()]
         if not self.folds or max(per_fold, default=1) == 1:
             return amount(len(per_fold), "fold" if self.folds else "seed")

@@ -112,6 +112,7 @@ def write_report(project: Project, args: argparse.Namespace) -> None:
     if ask:
         print((study.directory / "paper/table.md").read_text().partition("\n![")[0])
     else:
+        print(f"{study.objective.key} ({study.objective.mode} is best), mean ± standard deviation of n jobs:")
         for group in groups(study)[:10]:
             print(f"{score_text(group, study.objective):>24}  n={len(group.scores(study.objective))}  {group.label}")
     print("\n".join(os.path.relpath(path) for path in files))

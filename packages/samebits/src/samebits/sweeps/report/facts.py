@@ -49,8 +49,8 @@ MAX_COLUMNS = 8  # maximum number of runs whose configs are compared in one tabl
 
 @dataclass(frozen=True)
 class Best:
-    """The best group for one objective. averaged: over what the score is the mean. note: another group with a better
-    mean over fewer runs; "" if there is none."""
+    """The best group for one objective. averaged: the runs in the mean, such as 3 seeds. note: another group with a
+    better mean over fewer runs; "" if there is none."""
 
     key: str
     label: str

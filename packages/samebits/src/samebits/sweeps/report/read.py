@@ -151,7 +151,7 @@ class Study:
 
     @property
     def repeats(self) -> str:
-        """Return over what scores are averaged: "seeds" or "folds"."""
+        """Return "folds" or "seeds", over which scores are averaged."""
         return "folds" if self.fold_keys else "seeds"
 
     def worded(self, text: str) -> str:
