@@ -34,16 +34,18 @@ VALUES = {"optim.lr": 0.01, "trainer.clip_norm": None, "model.hidden": [16]}  # 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-# a run that waits to be stopped leaves the cores to others
+# a run that waits to be stopped leaves the cores to others; the first one waits until it was signalled
 SLOWLY = """
-import sys, time
+import pathlib, sys, time
 sys.path.insert(0, {src!r})
 sys.argv[0] = "train.py"
 import lab.loop, train
 train_step = lab.loop.train_step
-def slowly(*given):
+def slowly(loss_modules, state, *given):
     time.sleep(0.005)
-    return train_step(*given)
+    while state.step == 200 and not pathlib.Path({signalled!r}).exists():
+        time.sleep(0.005)
+    return train_step(loss_modules, state, *given)
 lab.loop.train_step = slowly
 sys.exit(train.main())
 """
@@ -58,7 +60,7 @@ def begin_sweep(server: SweepServer, folder: Path) -> None:
     """`wandb sweep` with conf/wandb_sweep.yaml, its runs short, below `folder`."""
     sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
     assert sweep["command"][:3] == ["./run", "train", "trainer.max_epochs=5"]
-    slowly = SLOWLY.format(src=str(ROOT / "src"))
+    slowly = SLOWLY.format(src=str(ROOT / "src"), signalled=str(folder / "signalled"))
     sweep["command"][:3] = [sys.executable, "-c", slowly, *RUN, *EVERY, f"hydra.run.dir={folder}/${{run_folder:none}}"]
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     command, env = ["wandb", "sweep", "--project", "lab", "sweep.yaml"], {**os.environ, **online(server)}
@@ -117,6 +119,7 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
             wait_for(lambda: saved(first), process)
             (pid,) = processes_with(f"hydra.run.dir={tmp_path}")
             os.kill(pid, signal.SIGTERM)
+            (tmp_path / "signalled").touch()
             wait_for(lambda: saved(third), process)
             assert status(second)["status"] == "interrupted"
             server.state = "CANCELED"
