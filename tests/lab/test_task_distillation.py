@@ -15,6 +15,8 @@ from shipped import Stateless
 from torch.nn import functional as F
 
 from lab import build, load_run
+from lab.config import Config
+from lab.experiment import Experiment
 from lab.models.mlp import MLP
 from lab.restore import restore, score_checkpoint
 from lab.tasks.distillation import Distillation
@@ -104,3 +106,5 @@ def test_a_loaded_task_has_the_run_s_random_constants(
     assert constants(restore(folder, "val", ["seed=7"]).task) == wanted
     assert constants(load_run(folder)._task) == wanted
     assert torch.equal(torch.get_rng_state(), before)
+    experiment = Experiment.of_first_rank(Config.of(compose(*run)), apply=False)
+    assert constants(experiment.build_model_and_task(begins=False, directory=folder)[1]) == wanted  # as a resume does
