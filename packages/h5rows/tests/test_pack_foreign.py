@@ -42,9 +42,20 @@ def test_a_git_lfs_pointer_among_other_files_is_named(tmp_path: Path) -> None:
     (tmp_path / "in" / "0.npy").write_bytes(npy(np.zeros(3)))
     (tmp_path / "in" / "1.npy").write_bytes(POINTER)
     assert "1.npy is a Git LFS pointer" in refused(tmp_path / "in", format="samples", on_error="skip")
-    (tmp_path / "a.h5").write_bytes(POINTER)
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (POINTER, "is a Git LFS pointer, not the data; run `git lfs pull`"),
+        (b"CDF\1" + bytes(99), "is a netCDF-3 file; convert it with `nccopy -k nc4 OLD NEW`"),
+        (b"MATLAB 5.0 MAT-file Platform: posix".ljust(200), r"is an older MATLAB file; save it with save\(.*'-v7.3'\)"),
+    ],
+)
+def test_a_file_in_place_of_hdf5_is_named(tmp_path: Path, begin: bytes, said: str) -> None:
+    (tmp_path / "a.h5").write_bytes(begin)
     for call in (h5rows.open, h5rows.inspect):
-        with pytest.raises(ConfigError, match=r"a\.h5 is a Git LFS pointer"):
+        with pytest.raises(ConfigError, match=rf"a\.h5 {said}"):
             call(tmp_path / "a.h5")
 
 
@@ -181,6 +192,11 @@ class Command:
 
     def __reduce__(self) -> tuple[Any, Any]:
         return os.mkdir, ("ran",)
+
+
+def test_what_is_no_npy_is_not_called_code(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(b"<html>404</html>")
+    assert "it is not a .npy or .npz file" in refused(tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize("value", [Command(), {"x": torch.zeros(3), "y": Command()}])

@@ -74,6 +74,7 @@ def machine_fault(error: BaseException | None) -> str | None:
 
 
 LFS_POINTER = b"version https://git-lfs."  # and a hash and a size; such a file has about 130 bytes
+IS_POINTER = "is a Git LFS pointer, not the data; run `git lfs pull` there"
 
 
 def check_not_pointer(path: str | os.PathLike[str], size: int) -> None:
@@ -84,7 +85,7 @@ def check_not_pointer(path: str | os.PathLike[str], size: int) -> None:
     if 100 < size < 200:
         with contextlib.suppress(OSError), open(path, "rb") as file:
             if file.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise ConfigError(printable(f"{path} is a Git LFS pointer, not the data; run `git lfs pull` there"))
+                raise ConfigError(printable(f"{path} {IS_POINTER}"))
 
 
 def printable(name: object) -> str:

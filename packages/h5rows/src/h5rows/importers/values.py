@@ -85,7 +85,9 @@ def read_npy(raw: bytes | str, name: object, mapped: bool = False) -> np.ndarray
 
 def explain(error: Exception) -> str:
     """Return the error of numpy.load as text, with a remedy for pickled objects."""
-    if "pickle" in str(error):
+    if "pickled" in str(error):
+        return "it is not a .npy or .npz file, or it is a pickle, which could run code when read; save plain arrays"
+    if "allow_pickle" in str(error):
         return "it contains Python objects, which could run code when read; save plain arrays"
     return str(error)
 

@@ -17,7 +17,7 @@ from weakref import WeakSet, WeakValueDictionary
 import h5py
 from h5py._objects import phil  # h5py's lock: a second lock, held while h5py waits for its own, could deadlock
 
-from h5rows.errors import ConfigError, argument, as_typed, check_not_pointer, machine_fault
+from h5rows.errors import IS_POINTER, LFS_POINTER, ConfigError, argument, as_typed, machine_fault
 from h5rows.reading.folders import is_remote
 from h5rows.reading.listed import is_index, listed
 from h5rows.reading.stored import File, Identity, identity, state_of
@@ -181,12 +181,10 @@ def _access() -> Any:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise ConfigError for a pipe or a device, because HDF5 would wait for it, and for a Git LFS pointer. For a
-    folder, HDF5 raises an error."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+    """Raise ConfigError for a pipe or a device, because HDF5 would wait for it. For a folder, HDF5 raises an error."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ConfigError(f"{path} is not a regular file (a pipe or a device); give an HDF5 file")
-    check_not_pointer(path, found.st_size)
 
 
 def _open(path: str | os.PathLike[str], swmr: bool = False) -> File:
@@ -202,9 +200,19 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> File:
             raise ConfigError(f"{path} does not exist (the current directory is {Path.cwd()})") from None
         if Path(path).is_dir():
             raise ConfigError(f"{path} is a directory; give the file") from None
+        if "file signature" in str(error):
+            with open(path, "rb") as plain:
+                begin = plain.read(32)
+            if said := next((said for magic, said in OTHERS.items() if begin.startswith(magic)), None):
+                raise ConfigError(f"{path} {said}") from None
         raise unreadable(path, error, "opened") from error
 
 
+OTHERS = {  # the beginning of files that are often given in place of HDF5 -> what they are
+    LFS_POINTER: IS_POINTER,
+    b"CDF": "is a netCDF-3 file; convert it with `nccopy -k nc4 OLD NEW`",
+    b"MATLAB 5.0 MAT-file": "is an older MATLAB file; save it with save(..., '-v7.3')",
+}
 _HINTS = {  # words in a message of HDF5 -> their meaning
     "(degree|values) do(es)?n't match|not the same for": "this program has it, or a file that leads to it, open with "
     "other properties; open both with the same ones (locking, swmr), or close one",
