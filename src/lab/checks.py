@@ -53,18 +53,6 @@ def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: 
         ) from error
 
 
-@contextmanager
-def no_new_parameters(model: nn.Module) -> Iterator[None]:
-    """Raise ConfigError after this block if it has created a parameter of the model, which no optimizer has."""
-    before = dict(model.named_parameters())
-    yield
-    if made := [name for name, _ in model.named_parameters() if name not in before]:
-        raise ConfigError(
-            f"model: {type(model).__name__} creates the parameter {made[0]} in `forward`, so it would be neither "
-            "trained nor loaded: create it in __init__"
-        )
-
-
 def predicted(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
     """Return {name: (B, ...)} from Task.predict; a tensor is named "output". Raise ConfigError for other types."""
     found = task.predict(model, batch)

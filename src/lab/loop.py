@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from lab.average import prepare_evaluation_model, training_mode
 from lab.callbacks.base import overridden_methods
-from lab.checks import no_new_parameters
 from lab.logging import check_finite, check_has_trained, log_train
 from lab.optimizer_step import OptimizerStep
 from lab.options import TrainerConfig
@@ -27,6 +26,7 @@ from lab.pending import actions_after_step, due, is_finished, restore_pending
 from lab.state import RunContext, TrainState, replicated_values
 from lab.step_graph import as_graph
 from lab.tasks.base import Batch, overrides
+from samebits.checkpoints import no_new_parameters
 from samebits.data import Loader, SpeedMeter
 from samebits.device import Hardware
 from samebits.errors import ConfigError

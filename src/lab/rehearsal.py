@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from lab.average import evaluation_mode
 from lab.callbacks.base import overridden_methods
-from lab.checks import explained_mistake, no_new_parameters, noting, predicted
+from lab.checks import explained_mistake, noting, predicted
 from lab.evaluation import evaluate, monitored
 from lab.state import RunContext, TrainState
 from lab.tasks.base import Batch, overrides
+from samebits.checkpoints import no_new_parameters
 from samebits.data import Loader
 from samebits.errors import ConfigError, RunFailed, one_line
 from samebits.loggers import check_numbers

@@ -33,7 +33,11 @@ from typing import TYPE_CHECKING
 from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
-    from samebits.checkpoints.buffers import BufferChecks as BufferChecks, unregistered as unregistered
+    from samebits.checkpoints.buffers import (
+        BufferChecks as BufferChecks,
+        no_new_parameters as no_new_parameters,
+        unregistered as unregistered,
+    )
     from samebits.checkpoints.checkpoint import (
         Checkpoints as Checkpoints,
         copy_from_mmap as copy_from_mmap,

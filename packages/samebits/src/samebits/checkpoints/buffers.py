@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from samebits.errors import RunFailed
+from samebits.errors import ConfigError, RunFailed
 
 # _flat_weights: the tensors that an LSTM computes with, which are its parameters or are computed from them
 NOT_SEARCHED = ("_parameters", "_buffers", "_modules", "metrics", "_flat_weights")
@@ -20,6 +21,18 @@ def unregistered(thing: Any) -> Iterator[tuple[str, Tensor]]:
     saved = thing.state_dict(keep_vars=True).values() if isinstance(thing, nn.Module) else ()
     known = {id(value) for value in saved}
     return ((name, value) for name, value in _tensors(thing) if id(value) not in known)
+
+
+@contextmanager
+def no_new_parameters(model: nn.Module) -> Iterator[None]:
+    """Raise ConfigError after this block if it has created a parameter of the model, which no optimizer has."""
+    before = dict(model.named_parameters())
+    yield
+    if made := [name for name, _ in model.named_parameters() if name not in before]:
+        raise ConfigError(
+            f"model: {type(model).__name__} creates the parameter {made[0]} in `forward`, so it would be neither "
+            "trained nor loaded: create it in __init__"
+        )
 
 
 def _tensors(
