@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,9 @@ def test_a_command_ends_its_work_if_its_output_is_lost(
     values = {"src": str(ROOT / "src"), "text": "x" * length, "done": str(done), "stream": stream, "status": status}
     script.write_text(COMMAND.format(**values))
     ended = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", f"{sys.executable} {script} {target}"], capture_output=True, text=True
+        ["bash", "-o", "pipefail", "-c", f"{shlex.join([sys.executable, str(script)])} {target}"],
+        capture_output=True,
+        text=True,
     )
     assert (ended.returncode, ended.stderr) == (status or code, says)
     assert done.exists()
@@ -130,8 +133,8 @@ def test_a_signal_that_python_discards_ends_a_command(code: str, status: int, tm
 def test_a_deleted_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     ended = subprocess.run(
-        ["bash", "-c", f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {sys.executable} {ROOT}/src/env.py"],
-        capture_output=True, text=True,
+        ["bash", "-c", f"cd gone && rmdir ../gone && {sys.executable} {ROOT}/src/env.py"],
+        capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (
         2,

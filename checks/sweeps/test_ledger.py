@@ -226,7 +226,7 @@ def test_two_processes_add(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^hydra\.sweep\.dir=\S+/file/s: cannot be written: \S[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^hydra\.sweep\.dir=.+/file/s: cannot be written: \S[^\n]*$"):
         added(tmp_path / "file" / "s", one("seed=0"))
 
 

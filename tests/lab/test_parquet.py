@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -245,16 +246,20 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, columns: Any, fields: A
 
 
 def test_a_path_of_data_h5_in_another_format_names_the_option_that_reads_it(folder: Path, tmp_path: Path) -> None:
+    def given(path: Path) -> str:
+        return shlex.quote(f"data.path={path}")
+
     part, arrow = folder / "0/part-0.parquet", tmp_path / "hf"
+    packed = shlex.join([f"{tmp_path}/t.csv", f"{tmp_path}/t.h5"])
     arrow.mkdir()
     (arrow / "state.json").write_text("{}")
     shutil.copy(PROJECT.root / "data/digits.h5", tmp_path / "digits.npz")  # only its name is wrong
     for path, said in (
-        (part, f"use data=parquet data.path={part} 'data.fields={{x: COLUMN, y: COLUMN}}' (docs/parquet.md)"),
-        (folder / "0", f"use data=parquet data.path={folder / '0'} "),
-        (arrow, f"use data=huggingface data.path={arrow} "),
-        (arrow / "data-00000-of-00001.arrow", f"use data=huggingface data.path={arrow} "),
-        (tmp_path / "t.csv", f"use ./run h5 pack {tmp_path / 't.csv'} {tmp_path / 't.h5'}, then data.path="),
+        (part, f"use data=parquet {given(part)} 'data.fields={{x: COLUMN, y: COLUMN}}' (docs/parquet.md)"),
+        (folder / "0", f"use data=parquet {given(folder / '0')} "),
+        (arrow, f"use data=huggingface {given(arrow)} "),
+        (arrow / "data-00000-of-00001.arrow", f"use data=huggingface {given(arrow)} "),
+        (tmp_path / "t.csv", f"use ./run h5 pack {packed}, then {given(tmp_path / 't.h5')}"),
     ):
         with pytest.raises(ConfigError, match=re.escape(f"data.path={path}: is not HDF5 - {said}")):
             compose(f"data.path={path}")

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -187,7 +188,10 @@ def test_a_watch_waits_for_queued_runs_only_while_something_will_run_them(tmp_pa
     """SLURM has refused them; SLURM's queue has batch jobs of the sweep; a command on another host runs it."""
     sweep, programs = tmp_path / "sweep", tmp_path / "bin"
     programs.mkdir()
-    said = {"sbatch": "echo 'sbatch: error: Invalid account' >&2; exit 1", "squeue": f"cat {tmp_path}/queue"}
+    said = {
+        "sbatch": "echo 'sbatch: error: Invalid account' >&2; exit 1",
+        "squeue": f"cat {shlex.quote(str(tmp_path))}/queue",
+    }
     for name, line in (said | {"scontrol": ""}).items():
         (programs / name).write_text(f"#!/bin/sh\n{line}\n")
         (programs / name).chmod(0o755)
