@@ -144,7 +144,8 @@ def _check_is_hdf5(key: str, path: Any) -> None:
         remedy = f"{shlex.join([f'{option}=huggingface', f'{key}.path={folder}', fields])} (docs/parquet.md)"
     elif suffix in PACKED and not (place.is_file() and is_hdf5(path)):
         made = str(place.with_suffix(".h5"))
-        remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then {key}.path={made} (docs/pack_data.md)"
+        then = shlex.quote(f"{key}.path={made}")
+        remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then {then} (docs/pack_data.md)"
     else:
         return
     raise ConfigError(f"{key}.path={path}: is not HDF5 - use {remedy}")
