@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,19 @@ def test_a_sweep_of_before_keys_were_moved_goes_on(tmp_path: Path) -> None:
     more = [one(f"seed={n}", f"process.timeout={n}m") for n in (1, 3)]
     assert added(folder, *more)[0].key == jobs[0].key
     assert len(Ledger(PROGRAM, folder).jobs) == 3
+
+
+def test_a_job_whose_directory_was_deleted_is_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    first = added(folder, one("seed=0"), one("seed=1"), one("seed=2", key="trial_0002"))
+    for job in first[1:]:
+        write_status(job.directory, "finished")
+        shutil.rmtree(job.directory)
+    before = book(folder)["jobs"]
+    again = added(folder, one("seed=0"), one("seed=1"), one("seed=2", key="trial_0002"))
+    assert again == first
+    assert book(folder)["jobs"] == before
+    assert all((job.directory / "config.yaml").exists() and job.state() == "queued" for job in again)
 
 
 def test_a_second_command_adds(tmp_path: Path) -> None:

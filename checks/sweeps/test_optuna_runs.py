@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,7 +39,8 @@ def trial_states(sweep: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    """1 trial, then 3: SIGKILL in the middle of the second, which goes on in its directory."""
+    """1 trial, then 3: SIGKILL in the middle of the second, which goes on in its directory, or anew if that was
+    deleted."""
     long = (*SEARCH, LR, HIDDEN, "trainer.max_steps=40", "trainer.save_every=10", "trainer.eval_every=20")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     call(*long, f"hydra.sweep.dir={straight}", "hydra.sweeper.n_trials=3")
@@ -53,6 +56,8 @@ def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: P
     wait_for(lambda: not processes_with(str(killed)))
     assert trial_states(killed).count("RUNNING") >= 1
     ended |= ended_at(killed)
+    lost = shutil.copytree(killed, tmp_path / "lost")
+    shutil.rmtree(lost / "trial_0001")
     newest = checkpoint_files(killed / "trial_0001" / "checkpoints")[-1]  # after SIGKILL between two writes a best one
     call(*again)
     assert trial_states(killed) == ["COMPLETE"] * 3
@@ -60,9 +65,25 @@ def test_extended_killed_and_started_again_it_ends_as_if_undisturbed(tmp_path: P
     assert ended.items() <= ended_at(killed).items()  # what had ended was not run again
     assert results(killed) == results(straight)
     assert [t.values for t in study_of(killed).trials] == [[r["val/loss"]] for _, r in sorted(results(killed).items())]
+    call(*long, f"hydra.sweep.dir={lost}", "hydra.sweeper.n_trials=3")
+    assert results(lost) == results(straight)
     nothing = call(*again)
     assert "3 trials, 0 to run, 3 complete before" in nothing.stderr
     assert len(job_dirs(killed)) == 3
+
+
+@pytest.mark.slow
+def test_a_renamed_search_goes_on_and_one_without_its_study_takes_no_other_trials_scores(tmp_path: Path) -> None:
+    """Also with another sampler, which would draw other values for the trials that have run."""
+    call(*SEARCH, LR, f"hydra.sweep.dir={tmp_path}/s", "hydra.sweeper.n_trials=1")
+    renamed = (tmp_path / "s").rename(tmp_path / "renamed")
+    again = (*SEARCH, LR, f"hydra.sweep.dir={renamed}", "hydra/sweeper/sampler=qmc", "hydra.sweeper.n_trials=2")
+    assert "2 trials, 1 to run, 1 complete before" in call(*again).stderr
+    shutil.rmtree(renamed / "trial_0001")
+    (renamed / "study.db").unlink()
+    for _ in range(2):
+        said = call(*again, code=1).stderr.splitlines()[-1]
+        assert re.match(r"failed: .*trial_0000: was started with optim.lr=.*, but the study has optim.lr=", said)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def test_start_again_extend_reorder(tmp_path: Path) -> None:
     assert "1 job, 1 to run, 6 more from other commands" in other.stderr
     assert book(tmp_path / "lr")["swept"] == ["optim.lr", "seed", "trainer.max_steps"]
     assert len(job_dirs(tmp_path / "lr")) == 7
+    shutil.rmtree(job_dirs(tmp_path / "lr")[0])
+    lost = call(*SWEEP, where, "seed=range(3)", "optim.lr=1e-3,1e-2")
+    assert "6 jobs, 1 to run, 5 finished before" in lost.stderr
+    assert "differ" not in lost.stderr
+    assert len(job_dirs(tmp_path / "lr")) == len(book(tmp_path / "lr")["jobs"]) == 7
     call(*SWEEP, "optim.lr=1e-2", "seed=2", f"hydra.sweep.dir={tmp_path}/alone")
     (found,) = results(tmp_path / "alone").values()
     assert found in results(tmp_path / "lr").values()

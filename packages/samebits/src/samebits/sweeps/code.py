@@ -20,7 +20,7 @@ def record_code(ledger: Ledger) -> str:
     here = code_here(ledger.project.root, known)
     found: list[tuple[int, Code]] = []
     for job in ledger.jobs:
-        if (own := codes_of(job.directory)[-1]) == here:
+        if not job.exists() or (own := codes_of(job.directory)[-1]) == here:
             continue
         if job.state() != "queued":
             found.append((job.number, own))

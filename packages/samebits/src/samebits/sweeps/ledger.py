@@ -65,6 +65,10 @@ class Job:
         """Return result.json; empty until the job has finished."""
         return read_json(self.directory / RESULT)
 
+    def exists(self) -> bool:
+        """Return False if the job's directory was deleted."""
+        return self.directory.exists()
+
     def claimed(self) -> bool:
         """Return True if a process is running the job: it holds the lock of the job's directory."""
         return is_claimed(self.directory)
@@ -165,8 +169,8 @@ class Ledger:
     ) -> list[Job]:
         """Write the run directories of new jobs, with status queued. Return the jobs in the given order.
 
-        An existing job with the same key or values is not changed. command: the overrides as typed. follows: {swept
-        key: keys of the config that interpolate it}."""
+        An existing job with the same key or values is not changed, unless its directory was deleted. command: the
+        overrides as typed. follows: {swept key: keys of the config that interpolate it}."""
         with self._exclusive():
             all_swept = list(dict.fromkeys([*self.swept, *swept]))
             known = surroundings(self.project.root)
@@ -183,6 +187,8 @@ class Ledger:
                     entry = {"key": key, "number": job.number, "overrides": list(job.overrides)}
                     entries.append(entry if identity is None else {**entry, "identity": identity})
                     compared.append(job.overrides)
+                elif not job.exists():
+                    self._write_job(job, one, known)
                 added.append(job)
             commands = [*self.commands, redacted(list(command))]
             self._book = {

@@ -215,15 +215,18 @@ def alternatives(override: Override) -> list[str]:
 
 
 def compose(ledger: Ledger, combinations: Sequence[Combination], composer: Composer) -> dict[int, NewJob]:
-    """Return {index in combinations: new job} for combinations that the ledger does not contain. Raise ConfigError for
-    a mistake in any of them."""
+    """Return {index in combinations: new job} for combinations that the ledger does not contain, or whose directories
+    were deleted. Raise ConfigError for a mistake in any of them."""
     number, found = len(ledger.jobs), {}
     for index, combination in enumerate(counted(combinations, "composing")):
         early_signals.leave_if_asked()
-        if ledger.find(combination.values) is None:
-            cfg = composer.job(number, directory_name(combination.values, composer.swept), combination.overrides)
-            found[index] = NewJob(tuple(redacted(list(combination.overrides))), cfg, combination.values)
-            number += 1
+        job = ledger.find(combination.values)
+        if job is not None and job.exists():
+            continue
+        key = directory_name(combination.values, composer.swept) if job is None else job.key
+        cfg = composer.job(number if job is None else job.number, key, combination.overrides)
+        found[index] = NewJob(tuple(redacted(list(combination.overrides))), cfg, combination.values)
+        number += job is None
     return found
 
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from samebits.config import one_line, remove_if_empty
 from samebits.errors import ConfigError, RunFailed
-from samebits.files import amount, write_json
+from samebits.files import amount, read_json, write_json
 from samebits.locks import Busy, Lock
 from samebits.project import Program
 from samebits.saved import NEVER_COMPARED, folds_of
@@ -124,7 +124,10 @@ class Drive:
 
     def left_over(self) -> list[Trial]:
         """Return the trials of earlier commands that must be resumed. Report those that have ended to the study."""
-        return [trial for trial in self.study.running() if not self._ended(self._job(trial.number))]
+        running = self.study.running()
+        for trial in running:
+            self._check_params(trial)
+        return [trial for trial in running if not self._ended(self._job(trial.number))]
 
     def run(self, launcher: Launcher, options: Any, waiting: list[Trial]) -> signal.Signals | None:
         """Run trials until the search ends. Return the signal that stopped it early, or None."""
@@ -146,10 +149,11 @@ class Drive:
 
     def _written(self, trial: Trial) -> Job | None:
         """Return the trial's job and write its run directory if it is missing; None if its config has a mistake."""
+        self._check_params(trial)
         overrides, key = self.study.space.overrides(trial.params), trial_key(trial.number)
         try:
             job = self.ledger.named(key)
-            if job is not None:
+            if job is not None and job.exists():
                 adapt(self.ledger, [Combination(tuple(overrides), {})], [job], self.composer)
             else:
                 cfg = self.composer.job(trial.number, key, overrides)
@@ -161,6 +165,17 @@ class Drive:
         write_json(job.directory / TRIAL, self.study.facts(trial))
         trial.set_user_attr("directory", str(job.directory))  # for dashboards
         return job
+
+    def _check_params(self, trial: Trial) -> None:
+        """Raise RunFailed if the trial's job was started with other parameters: its scores are not of this trial."""
+        directory = self._job(trial.number).directory
+        started = read_json(directory / TRIAL).get("params", trial.params)
+        if started != trial.params:
+            raise RunFailed(
+                f"{shown(directory)}: was started with {' '.join(self.study.space.drawn(started))}, but the study has "
+                f"{' '.join(self.study.space.drawn(trial.params))} (was the study deleted?) - give this search another "
+                "name, sweep=..."
+            )
 
     def _add(self, new: NewJob) -> Job:
         difference = unlike(self.ledger, self.ledger.jobs[:1], [new], self.composer)

@@ -42,8 +42,9 @@ class Search:
         sweep_dir: Path,
     ) -> None:
         self.config, self.space, self.methods, self.objectives = config, space, methods, list(objectives)
-        self.name, self.sweep_dir = config.study or name, sweep_dir
-        self._study = open_study(config.storage, self.name, sweep_dir, [o.mode for o in objectives])
+        self.sweep_dir = sweep_dir
+        self._study = open_study(config.storage, config.study or name, sweep_dir, [o.mode for o in objectives])
+        self.name = self._study.study_name
         self._check_same_search()
         self._study.pruner = methods.pruner()
 
