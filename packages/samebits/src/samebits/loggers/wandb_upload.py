@@ -396,8 +396,8 @@ def main(
 ) -> int:
     """Send a run, see the module. Return the exit status.
 
-    began, tries, status: arguments of a process that retries (`_again`): time at which the run ended (0: it is
-    running), number of failed attempts, final status of the run.
+    began, tries, status: arguments of a process that retries (`_again`): time.monotonic() at the end of the run (0: it
+    is running), number of failed attempts, final status of the run.
     """
     signal.signal(signal.SIGTERM, lambda *_: leave(143))
     check_run_dir(run_dir)
@@ -434,7 +434,7 @@ def main(
 
 def _again(project: Project, run_dir: Path, pid: int, feed: Feed, tries: int, began: float) -> None:
     """Restart this program in the same process with the same pipe, because wandb keeps the state of a failure."""
-    ended = (str(began or time.time()), str(tries), feed.status) if feed.ended else ("0", str(tries), "")
+    ended = (str(began or time.monotonic()), str(tries), feed.status) if feed.ended else ("0", str(tries), "")
     given = upload_command(project, run_dir, "live", str(pid), *ended)
     os.environ.pop("WANDB_SERVICE", None)  # set by wandb for the process that end_children has killed
     os.execv(sys.executable, given)
@@ -443,7 +443,7 @@ def _again(project: Project, run_dir: Path, pid: int, feed: Feed, tries: int, be
 def _limit(feed: Feed, began: float) -> None:
     """End this process LIMIT_S seconds after the run, if wandb hangs or the server cannot be reached."""
     feed.wait()
-    time.sleep(max(0.0, LIMIT_S - (time.time() - began if began else 0.0)))
+    time.sleep(max(0.0, LIMIT_S - (time.monotonic() - began if began else 0.0)))
     leave(1)
 
 
