@@ -102,7 +102,7 @@ def test_lab_translates_the_errors_of_h5rows_where_it_uses_it() -> None:
     assert {name for name in using if "lab.h5_errors" not in imports()[name]} == {"lab.h5_errors"}
 
 
-MOST_LINES = 1488
+MOST_LINES = 1492
 
 
 def test_to_read_the_loop_is_to_read_few_files() -> None:
