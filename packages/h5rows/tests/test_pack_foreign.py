@@ -19,6 +19,7 @@ import torch
 from test_pack_formats import field, framed, npy, record, run, write_lmdb, write_tar
 
 import h5rows
+from h5rows.account import LEFT_OUT
 from h5rows.errors import ConfigError
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 12345\n"
@@ -179,6 +180,40 @@ def test_nested_lists_of_a_parquet_file_name_their_column(tmp_path: Path) -> Non
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"x": [[[1], [2]]]}), tmp_path / "a.parquet")
     assert "column 'x': is list<" in refused(tmp_path / "a.parquet")
+
+
+def test_files_of_a_table_that_differ_only_in_their_form(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "in" / "a.parquet")
+    never_null = pa.schema([pa.field("x", pa.int64(), nullable=False), pa.field("y", pa.int64())])
+    for other in (pa.table({"y": [1], "x": [2]}), pa.table({"x": [1], "y": [2]}, never_null)):
+        pq.write_table(other, tmp_path / "in" / "b.parquet")
+        assert "in another order, or marked as never null" in refused(tmp_path / "in")
+    (tmp_path / "in" / "b.parquet").unlink()
+    (tmp_path / "in" / "c.csv").write_text("x,y\n1,2\n")
+    assert "a.parquet and" in refused(tmp_path / "in")
+    assert "c.csv are of two formats" in refused(tmp_path / "in")
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "parquet"])
+def test_a_missing_file_of_a_set_is_named(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "in").mkdir()
+    for k in range(3):
+        place = tmp_path / "in" / (f"train-{k:05}-of-00003.parquet" if kind == "parquet" else f"a.tfrecord-{k}-of-3")
+        if kind == "parquet":
+            pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            pq.write_table(pa.table({"x": [k]}), place)
+        else:
+            place.write_bytes(record({"x": np.array([k])}, True))
+    options = {"quiet": True, "overwrite": True, "workers": 1}
+    assert h5rows.pack(tmp_path / "in", tmp_path / "out.h5", **options).exit_status == 0
+    next((tmp_path / "in").glob("*1-of*")).unlink()
+    account = h5rows.pack(tmp_path / "in", tmp_path / "out.h5", **options)
+    assert account.exit_status == LEFT_OUT
+    assert "1 of its 3 files is missing" in account.left["files"][0]
+    pattern = tmp_path / "in" / "*-of-*"  # a part that was chosen
+    assert h5rows.pack(pattern, tmp_path / "out.h5", format="auto", **options).exit_status == 0
 
 
 def test_a_cell_of_megabytes(tmp_path: Path) -> None:

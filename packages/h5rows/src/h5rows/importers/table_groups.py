@@ -22,6 +22,8 @@ class Groups:
 
     def __init__(self, files: list[Path], options: PackOptions) -> None:
         self.files, self.is_csv = files, files[0].suffix.lower() != ".parquet"
+        if other := next((file for file in files if (file.suffix.lower() != ".parquet") != self.is_csv), None):
+            raise ConfigError(f"{files[0]} and {other} are of two formats; move one away, or give a pattern")
         self._places: list[tuple[int, int]] = []  # (file, number in it) of each group
         self._last: tuple[Any, Any] = (None, None)
         pq = need("pyarrow.parquet", f"reading {files[0]}", "pyarrow")
@@ -41,6 +43,9 @@ class Groups:
                     self.schema = schema
                 elif not schema.equals(self.schema):
                     here, there = ({f"{f.name} {f.type}" for f in s} for s in (schema, self.schema))
+                    if here == there:
+                        what = f"{file} has the columns of {files[0]} in another order, or marked as never null"
+                        raise ConfigError(f"{what}; write them alike")
                     what = f"{file} has other columns than {files[0]}"
                     raise ConfigError(f"{what}: {sorted(here - there)} instead of {sorted(there - here)}")
                 self.file_rows.append(meta.num_rows)

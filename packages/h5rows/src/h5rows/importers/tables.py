@@ -56,6 +56,7 @@ class TableSource(SampleSource):
                     f"empty={options.empty!r}: {where} is Parquet, which marks empty cells itself; use nan"
                 )
         names, files = groups.schema.names, options.file_column
+        self._names = names
         usual = [name for name in names if name not in ("split", files)]
         if files is not None:
             usual.insert(0, "image")
@@ -77,7 +78,7 @@ class TableSource(SampleSource):
 
     def _named(self, wanted: str) -> list[str]:
         """Return the columns of a field: those of exactly this name, of a,b or of a pattern such as pixel*."""
-        names = self.groups.schema.names
+        names = self._names
         parts = wanted.split(",")
         found = [[part] if part in names else fnmatch.filter(names, part) for part in parts]
         if wanted not in names and not all(found):

@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from glob import escape, glob
@@ -27,6 +28,7 @@ IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
 WIDENED: set[str] = set()  # types that were read and that NumPy does not have
 WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # str(int(x)) == x for these
+SHARD = re.compile(r"(.*)-\d+-of-(\d+)(.*)", re.DOTALL)  # the name of a file of a set, with the number of files
 AS_TEXT = "kinds={'NAME': 'text'} keeps it"
 
 
@@ -269,6 +271,7 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
     error."""
     if path.is_dir():
         files = files_of(path, lambda name: is_kind(name, kinds), f"not {' '.join(kinds)}", external, account)
+        leave_missing(files, account)
     elif path.is_file():
         files = [path]
     else:
@@ -283,6 +286,17 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
     if not all(splits) or not splits:
         return {"": files}
     return {split: [f for f, s in zip(files, splits, strict=True) if s == split] for split in dict.fromkeys(splits)}
+
+
+def leave_missing(files: Sequence[Path], account: Account) -> None:
+    """Record as left out the files that a set lacks by its names, such as train-00001-of-00003.parquet."""
+    sets: Counter[tuple[Path, str, int]] = Counter()
+    for file in files:
+        if found := SHARD.fullmatch(file.name):
+            sets[file.parent, f"{found[1]}-*-of-{found[2]}{found[3]}", int(found[2])] += 1
+    for (_, name, size), count in sets.items():
+        if (lost := size - count) > 0:
+            account.leave("files", name, f"{lost:,} of its {size:,} files {'is' if lost == 1 else 'are'} missing")
 
 
 def is_kind(name: str, kinds: Sequence[str]) -> bool:
