@@ -94,7 +94,7 @@ class Experiment:
 
     def in_one_process(self) -> Experiment:
         """Return the experiment with the whole model in this process as the only rank. `hardware` does not change, so a
-        batch has as many samples as that of one rank of the run."""
+        batch has as many samples as on one rank of the run."""
         return replace(self, config=on_one_device(self.config), world=self.this_process)
 
     def open(self, samples: int = 0, order: dict[str, Any] | None = None) -> Data:

@@ -227,7 +227,7 @@ def make_train_loader(
 
 
 def samples_of_epoch(train: Loader, dataset: Any, trainer: TrainerConfig, step: int, samples: int) -> int:
-    """Return the number of samples of one epoch: those of the training set, unless data.order ends epochs at a batch
+    """Return the number of samples of one epoch: the whole training set, unless data.order ends epochs at a batch
     boundary (samebits.data.order.epochs). Raise ConfigError if it does and the batch size has changed in a resume.
     step, samples: number done before the resume."""
     count = getattr(train.plan, "epoch_samples", None)
@@ -324,7 +324,7 @@ def make_transform(
     """Return the transform of batches: the data set's own, then data.transforms; None if there are none.
 
     random: include random transforms (augmentation). dataset: None for samples that are not from a data set (predict in
-    a notebook); with data=mixed they are transformed like those of the first part. mark: transform that adds the lane
+    a notebook); with data=mixed they are transformed like samples of the first part. mark: transform that adds the lane
     of each row, for a stateful task. padded: training batches may contain padding, which the field "is_real" marks.
     """
     nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}

@@ -60,7 +60,7 @@ class Parts:
 def build(cfg: DictConfig) -> Parts:
     """Build model, task and loaders of `cfg` in this process, for one device, whatever trainer.strategy is.
 
-    The weights are the run's initial ones, and torch's random numbers are those of its rank 0."""
+    The weights are the run's initial ones, and torch's random numbers are the same as on its rank 0."""
     experiment = Experiment.of_first_rank(on_one_device(checked(cfg)), apply=False)
     model, task = experiment.build_model_and_task()
     hardware, world = resolve_auto(experiment.hardware, flop_of_sample(model, task)), experiment.world

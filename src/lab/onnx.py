@@ -30,7 +30,7 @@ LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4  # of the largest output; float32 kernels of other libraries differ by about 1e-6
 # the exporter traces on the CPU, and onnxruntime of the extra computes there
 PLAIN = ("hardware.device=cpu", "hardware.precision=fp32")
-MOST_INLINE = 1 << 30  # bytes of weights; an ONNX file is limited to 2 GB, so larger weights have a file of their own
+MOST_INLINE = 1 << 30  # bytes of weights; an ONNX file is limited to 2 GB, so larger weights are in a second file
 
 
 @dataclass(frozen=True)

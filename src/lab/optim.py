@@ -163,7 +163,7 @@ class Schedule:
     """Set each group's learning rate to peak * factor(step, total_steps). step: from 0, including skipped steps.
 
     factor: function of the step; one that follows the monitored score (Plateau) has a state, which is saved in
-    checkpoints. own: {objective: factor} of objectives with a factor of their own. rates: the groups' present rates,
+    checkpoints. own: {objective: factor} of objectives with their own factor. rates: the groups' present rates,
     numbers on the host, so that nothing waits for the device.
     """
 

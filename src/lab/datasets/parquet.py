@@ -280,7 +280,7 @@ class Files:
         """Return {column: statistic, reduced over row groups}, for the columns that have it in all row groups."""
         found: dict[str, list[Any]] = {name: [] for name in names}
         for meta in self._meta:
-            # by position, not by path: that of a column of lists is NAME.list.element, and a name may contain dots
+            # by position, not by path: a column of lists has the path NAME.list.element, and a name may contain dots
             of = [field.name for field in meta.schema.to_arrow_schema() for _ in range(leaves(field.type))]
             if len(of) != len(meta.schema):
                 return {}

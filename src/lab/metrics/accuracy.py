@@ -10,7 +10,7 @@ from samebits.errors import ConfigError
 
 
 class Accuracy:
-    """(output, batch) -> (B,) float32: 1 if the largest logit is that of the label, otherwise 0.
+    """(output, batch) -> (B,) float32: 1 if the label has the largest logit, otherwise 0.
 
     output: (B, C). batch["y"]: (B,) or (B, 1) integer labels, or (B, C) probabilities; their largest one is the label.
     """

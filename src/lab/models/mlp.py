@@ -31,7 +31,7 @@ class MLP(nn.Sequential):
             if dropout > 0:  # Dropout(0) would cost a call in every step
                 layers.append(nn.Dropout(dropout))
         head = nn.Linear(widths[-1], num_outputs)
-        nn.init.normal_(head.weight, std=0.01)  # logits start near 0, so the first loss is that of a uniform guess
+        nn.init.normal_(head.weight, std=0.01)  # logits start near 0, so the first predictions are uniform
         nn.init.zeros_(head.bias)
         super().__init__(*layers, head)
         self.input_shape, self.num_inputs = shape, widths[0]

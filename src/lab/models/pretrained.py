@@ -123,7 +123,7 @@ class Lora(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         peft = need("peft", "model: Lora", "peft", extra="transformers")
-        kinds = ("Linear", "Conv1D")  # torch's class; that of transformers' GPT-2
+        kinds = ("Linear", "Conv1D")  # the classes of torch and of transformers' GPT-2
         ends = [name for name, part in model.named_modules() if type(part).__name__ in kinds]
         if missing := [one for one in layers if not any(f".{name}".endswith(f".{one}") for name in ends)]:
             some = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in ends))

@@ -104,7 +104,7 @@ class ResNet(nn.Module):
 
         self.dropout = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
         self.head = nn.Linear(channels, num_outputs)
-        nn.init.normal_(self.head.weight, std=0.01)  # logits start near 0, so the first loss is that of a uniform guess
+        nn.init.normal_(self.head.weight, std=0.01)  # logits start near 0, so the first predictions are uniform
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ RATIOS: dict[str, Callable[[int, int], float]] = {
 class Muon(Optimizer):
     """Update each matrix by lr times its orthogonalized momentum, a matrix whose singular values are near 1.
 
-    The computation is that of torch.optim.Muon, but with twenty kernels per shape, not per matrix. ns_steps:
+    It computes the same as torch.optim.Muon, but with twenty kernels per shape, not per matrix. ns_steps:
     Newton-Schulz iterations. adjust_lr_fn: factor of lr for a matrix (rows, columns): "original" is sqrt(max(1, rows /
     columns)), "match_rms_adamw" is 0.2 * sqrt(max(rows, columns)), for lr and weight_decay of AdamW (Liu et al. 2025).
     Raise ConfigError if a parameter is not a matrix.

@@ -20,7 +20,7 @@ class ScheduleFree(Wrapper):
     square of the largest learning rate so far. inner: a class with its arguments (a partial); in the paper AdamW with
     betas [0, 0.999]. lr, weight_decay: used unless the partial sets its own. `inner` decays z, as the authors' wrapper
     of other optimizers does; their AdamW decays z by a multiple of y. Use a schedule that is constant after its warmup.
-    BatchNorm's statistics are those of y.
+    BatchNorm's statistics are computed with y.
     """
 
     uses_rng = False

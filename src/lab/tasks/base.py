@@ -106,7 +106,7 @@ class Task(nn.Module):
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
         """Return ({"loss": (B,), name: (B,), ...}, output) for one micro-batch. "loss" is minimized.
 
-        The other names are those of `loss_names`. A tensor (B,) in place of the dictionary means {"loss": tensor}. Do
+        The other names are `loss_names`. A tensor (B,) in place of the dictionary means {"loss": tensor}. Do
         not reduce over samples: the loop computes the mean over the global batch. output: any value, passed to the
         metrics and callbacks. Evaluations call this method too, without gradients and with other batch sizes."""
         raise NotImplementedError

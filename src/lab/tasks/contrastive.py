@@ -2,7 +2,7 @@
 all samples in the global batch, and vice versa.
 
 SimCLR compares each view with all others, also with the same view of other samples, at a fixed temperature. Here the
-loss and the learned temperature are those of CLIP (Radford et al. 2021)."""
+loss and the learned temperature are as in CLIP (Radford et al. 2021)."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ class InfoNCE(Task):
 
     The loss is the cross-entropy of identifying a sample's other embedding among those of all samples of all ranks,
     averaged over both directions. The temperature starts at `temperature`, is learned, and stays above 0.01, as in CLIP
-    (Radford et al. 2021). With micro-batches a step computes the embeddings twice (GradCache, Gao et al. 2021), and its
-    result is that of one micro-batch. The scores of an evaluation depend on how many samples all ranks evaluate at
-    once: hardware.eval_batch_size.
+    (Radford et al. 2021). With several micro-batches a step computes the embeddings twice (GradCache, Gao et al. 2021),
+    with the same result as with one. The scores of an evaluation depend on how many samples all ranks evaluate at once:
+    hardware.eval_batch_size.
     """
 
     loss_names = ("top1", "temperature")

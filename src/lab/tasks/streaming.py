@@ -86,7 +86,7 @@ class Streaming(Supervised):
     """
 
     stateful = True
-    not_restored_on_skip = ("states",)  # the next step reads the rows after those of the skipped step
+    not_restored_on_skip = ("states",)  # the next step continues after the rows of the skipped step
 
     def __init__(
         self, criterion: Callable[[Any, Batch], Any], metrics: Mapping[str, Metric], lanes: Count, eval_lanes: Count

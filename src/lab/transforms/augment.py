@@ -1,7 +1,7 @@
 """TrivialAugment, wide space (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data
 Augmentation"): apply one of 14 operations to each image, at a random strength, with the same results as Pillow.
 
-All images go through all of these stages. For an image, every stage but that of its own operation is the identity, so
+All images go through all of these stages. For an image, every stage except its own operation is the identity, so
 the device does not wait for a decision of the host:
 
     lookup table of 256 values per channel           brightness, contrast, posterize, solarize, autocontrast, equalize
