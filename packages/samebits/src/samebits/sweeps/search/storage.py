@@ -33,11 +33,13 @@ def url_of(storage: str | None, sweep_dir: Path) -> str:
     return storage or f"sqlite:///{sweep_dir / 'study.db'}"
 
 
-def open_study(storage: str | None, name: str, sweep_dir: Path, modes: Sequence[str] = ()) -> Study:
+def open_study(
+    storage: str | None, name: str, sweep_dir: Path, modes: Sequence[str] = (), renamed: bool = False
+) -> Study:
     """Load the study of this name; with modes (min or max, one per objective), create it if there is none.
 
-    storage: URL of the database; None: an SQLite file in the sweep's directory, whose only study is loaded whatever its
-    name is. Raise ConfigError if it cannot be
+    storage: URL of the database; None: an SQLite file in the sweep's directory. renamed: load the only study of such a
+    file, whatever its name is, because the sweep may have been renamed. Raise ConfigError if the storage cannot be
     opened."""
     quiet()
     import optuna
@@ -56,8 +58,8 @@ def open_study(storage: str | None, name: str, sweep_dir: Path, modes: Sequence[
         reason = one_line(getattr(error, "orig", None) or error.__cause__ or error)
         remedy = " - install the database's driver, such as psycopg[binary]" if isinstance(error, ImportError) else ""
         raise ConfigError(f"hydra.sweeper.storage={redacted(url)}: {reason}{remedy}") from None
-    if storage is None and len(names := optuna.get_all_study_names(opened)) == 1:
-        name = names[0]  # the sweep may have been renamed since
+    if storage is None and renamed and len(names := optuna.get_all_study_names(opened)) == 1:
+        name = names[0]
     given: Any = {"study_name": name, "storage": opened, "sampler": optuna.samplers.RandomSampler()}
     if not modes:
         return optuna.load_study(**given)

@@ -43,7 +43,8 @@ class Search:
     ) -> None:
         self.config, self.space, self.methods, self.objectives = config, space, methods, list(objectives)
         self.sweep_dir = sweep_dir
-        self._study = open_study(config.storage, config.study or name, sweep_dir, [o.mode for o in objectives])
+        modes = [o.mode for o in objectives]
+        self._study = open_study(config.storage, config.study or name, sweep_dir, modes, renamed=config.study is None)
         self.name = self._study.study_name
         self._check_same_search()
         self._study.pruner = methods.pruner()
