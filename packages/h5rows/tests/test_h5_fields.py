@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import h5rows
 from h5rows import ConfigError, Dataset, probe
 from h5rows.integration import num_outputs
 
@@ -175,3 +176,27 @@ def test_classes_of_files_with_other_names_are_refused(tmp_path: Path, decode: b
     with pytest.raises(ConfigError, match=r"1.h5: y .*: class 0 is 'dog', but 'cat' in the files before it"):
         read("cat dog", "dog cat")
     assert read("cat dog", "cat dog eel", "cat dog").class_names["y"] == ["cat", "dog", "eel"]
+
+
+def test_objects_whose_names_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Older programs write names in other encodings. The rest of the file is read, and such an object is named."""
+    path = tmp_path / "f.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = np.arange(30.0).reshape(10, 3), np.arange(10)
+        file.create_dataset(b"temp\xe9rature", data=np.arange(10))
+        file.create_group(b"gr\xe9")["z"] = np.arange(10)
+        file[b"link\xe9"] = h5py.ExternalLink("other.h5", "x")
+    h5rows.inspect(path)
+    said = capsys.readouterr().out
+    assert "x could be x" in said
+    assert "temp\\udce9rature: has a name that is not UTF-8; rename it, file.move(b'...', 'NAME')" in said
+    assert "link\\udce9: a link to x in other.h5" in said
+    with h5rows.open(path) as data:
+        assert set(data[0]) == {"x", "y"}
+    for external in ("refuse", "allow"):
+        for fields, group in (({"v": "temp\udce9rature"}, "/"), ({"v": "z"}, "gr\udce9"), ({"v": "gr\udce9/z"}, "/")):
+            with pytest.raises(ConfigError, match="not UTF-8") as caught:
+                Dataset(path, fields, "all", {"all": {"group": group}}, external=external)
+            assert str(caught.value).isprintable()
+        with pytest.raises(ConfigError, match="has no 'nothing'"):
+            Dataset(path, {"v": "nothing"}, "all", ROOT, external=external)

@@ -12,13 +12,14 @@ import numpy as np
 
 from h5rows.conventions.choice import NO_SAMPLES, VARYING, choose
 from h5rows.conventions.detect import NAMES, kind_of
-from h5rows.errors import clean, first_line, report
+from h5rows.errors import clean, first_line, printable, report
 from h5rows.packing.scan import SMALL
 from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import calling, typed
 from h5rows.reading.copies import local_copy
-from h5rows.reading.external import external_files, items_below, link_of
+from h5rows.reading.external import external_files, items_below, link_of, names_in
 from h5rows.reading.filters import HDF5PLUGIN, filter_name, missing_filter
+from h5rows.reading.finding import NOT_UTF_8
 from h5rows.reading.layout import plan
 from h5rows.reading.listed import is_index
 from h5rows.reading.opening import is_remote, names_of, open_h5
@@ -82,7 +83,8 @@ def inspect_file(path: str) -> None:
                 continue
             with reported(name):
                 if item is None:
-                    report(f"\n{clean(name)}: is damaged and cannot be opened")
+                    is_text = printable(name) == name
+                    report(f"\n{clean(name)}: {'is damaged and cannot be opened' if is_text else NOT_UTF_8}")
                 elif isinstance(item, h5py.Dataset):
                     found.append(each := Found(name, item))
                     show(each)
@@ -138,7 +140,7 @@ def show_group(name: str, group: h5py.Group) -> None:
 
 def show_links(group: h5py.Group, prefix: str) -> None:
     """Print the links of a group that are not followed here."""
-    for name in group:
+    for name in names_in(group):
         link = link_of(group, name)
         if isinstance(link, h5py.ExternalLink):
             where = f"{clean(link.path)} in {clean(link.filename)}"

@@ -87,6 +87,11 @@ def _check_links(group: h5py.Group, path: str, where: str, followed: list[str]) 
             item = item.get(part) if k < len(parts) else None
 
 
+def names_in(group: h5py.Group) -> list[str]:
+    """Return the names of a group's members as text. h5py returns a name that is not UTF-8 as bytes."""
+    return [name if isinstance(name, str) else _text(name) for name in group]
+
+
 def link_of(group: h5py.Group, name: str) -> Any:
     """Return h5py's description of a link; None if there is none, or if it is of a user-defined class."""
     links, named = group.id.links, name.encode("utf-8", "surrogateescape")
@@ -122,7 +127,7 @@ def items_below(group: h5py.Group) -> Iterator[tuple[str, Any]]:
     while left:
         prefix, above = left.pop()
         try:
-            names = list(above)
+            names = names_in(above)
         except (KeyError, OSError, RuntimeError, ValueError):
             yield prefix.rstrip("/"), None
             continue

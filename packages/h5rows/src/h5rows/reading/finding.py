@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.errors import ConfigError, argument, as_typed
+from h5rows.errors import ConfigError, argument, as_typed, printable
 from h5rows.reading import filters
 from h5rows.reading.external import ALLOW_EXTERNAL, check_external, check_links, items_below
 from h5rows.reading.opening import named, unreadable
@@ -71,7 +71,12 @@ def classes_of(item: h5py.Dataset | h5py.Group, encoding: str = UTF_8) -> tuple[
         return None, UNREADABLE
 
 
+NOT_UTF_8 = "has a name that is not UTF-8; rename it, file.move(b'...', 'NAME')"  # h5py returns such names as bytes
+
+
 def _find(file: h5py.File, group: str, name: str, key: str, external: str) -> tuple[Any, str | None]:
+    if printable(path := f"{group}/{name}") != path:
+        raise ConfigError(printable(f"{file.filename}: {name} ({key}) {NOT_UTF_8}"))
     check_links(file, group, external, f"{file.filename}: {group} ({key})")
     try:
         top = file[group]
