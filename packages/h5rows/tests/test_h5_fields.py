@@ -200,3 +200,15 @@ def test_objects_whose_names_are_not_utf8(tmp_path: Path, capsys: pytest.Capture
             assert str(caught.value).isprintable()
         with pytest.raises(ConfigError, match="has no 'nothing'"):
             Dataset(path, {"v": "nothing"}, "all", ROOT, external=external)
+
+
+def test_an_enum_whose_names_are_not_utf8(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        kind = h5py.h5t.enum_create(h5py.h5t.NATIVE_INT8)
+        for number, name in enumerate((b"on\xe9", b"off")):
+            kind.enum_insert(name, number)
+        h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((10,)))
+        file["x"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(10, dtype="i1") % 2, mtype=kind)
+    with Dataset(tmp_path / "f.h5", {"v": "x"}, "all", ROOT) as data:
+        assert data.gather([0, 3, 2])["v"].tolist() == [0, 1, 0]
+    h5rows.inspect(tmp_path / "f.h5")

@@ -108,7 +108,11 @@ def _obstacle(dset: Stored) -> str | None:
         return f"type {dset.dtype}" if dset.dtype.kind != "O" else "variable length"
     if not dset.dtype.isnative:
         return "byte order differs from this machine's"
-    if not dset.id.get_type().equal(h5py.h5t.py_create(dset.dtype, logical=True)):
+    try:
+        same = dset.id.get_type().equal(h5py.h5t.py_create(dset.dtype, logical=True))
+    except TypeError:  # the names of an enum are partly UTF-8, which h5py cannot sort
+        same = False
+    if not same:
         return "stored type differs from the type that h5py returns"
     if dset.is_virtual:
         return "virtual"
