@@ -184,8 +184,8 @@ class Task(nn.Module):
         """Return the factor of this step's weights in the weight average, mean += factor * (weights - mean), or None to
         leave the average unchanged after this step.
 
-        step: from 0, skipped steps included. evaluate, predict, export and load_run then use the average, and
-        trainer.ema_decay must not be set. The factor 1 / (k + 1) at the k-th update (from 0) gives the mean (SWA)."""
+        step: from 0, skipped steps included. If a task overrides this method, evaluate, predict, export and load_run
+        use the average, and trainer.ema_decay must not be set. With 1 / (k + 1) at the k-th update it is the mean (SWA)."""
         return None
 
     def sample(self, model: nn.Module, count: int) -> Tensor | Mapping[str, Any]:
