@@ -185,7 +185,7 @@ class Task(nn.Module):
         leave the average unchanged after this step.
 
         step: from 0, skipped steps included. If a task overrides this method, evaluate, predict, export and load_run
-        use the average, and trainer.ema_decay must not be set. With 1 / (k + 1) at the k-th update it is the mean (SWA)."""
+        use the average, and trainer.ema_decay must not be set. 1 / (k + 1) at the k-th update gives the mean (SWA)."""
         return None
 
     def sample(self, model: nn.Module, count: int) -> Tensor | Mapping[str, Any]:
