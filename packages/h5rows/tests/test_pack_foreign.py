@@ -196,12 +196,12 @@ def test_files_of_a_table_that_differ_only_in_their_form(tmp_path: Path) -> None
     assert "c.csv are of two formats" in refused(tmp_path / "in")
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "parquet"])
-def test_a_missing_file_of_a_set_is_named(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("name", ["a.tfrecord-{k}-of-3", "train-{k:05}-of-00003.parquet", "a-{k}-of-3-{hash}.parquet"])
+def test_a_missing_file_of_a_set_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "in").mkdir()
     for k in range(3):
-        place = tmp_path / "in" / (f"train-{k:05}-of-00003.parquet" if kind == "parquet" else f"a.tfrecord-{k}-of-3")
-        if kind == "parquet":
+        place = tmp_path / "in" / name.format(k=k, hash=f"a09b74b3ef9c3b5{k}")
+        if place.suffix == ".parquet":
             pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
             pq.write_table(pa.table({"x": [k]}), place)
         else:

@@ -28,7 +28,8 @@ IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
 WIDENED: set[str] = set()  # types that were read and that NumPy does not have
 WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # str(int(x)) == x for these
-SHARD = re.compile(r"(.*)-\d+-of-(\d+)(.*)", re.DOTALL)  # the name of a file of a set, with the number of files
+# the name of a file of a set: number, number of files, a hash of its own from push_to_hub of Hugging Face, suffix
+SHARD = re.compile(r"(.*)-\d+-of-(\d+)(?:-[0-9a-f]{16})?(.*)", re.DOTALL)
 AS_TEXT = "kinds={'NAME': 'text'} keeps it"
 
 
@@ -254,9 +255,9 @@ class ShardSource(EncodedSource):
     def piece(self, number: int, offset: int, size: int) -> bytes:
         """Return bytes of files[number]; fewer if the file has become shorter."""
         if number != self._number:  # one file is open at a time, because there may be more than a process may open
+            descriptor = os.open(self.files[number], os.O_RDONLY)  # an error leaves the other file open
             self._close()
-            self._descriptor = os.open(self.files[number], os.O_RDONLY)
-            self._number, self._close = number, finalize(self, os.close, self._descriptor)
+            self._number, self._descriptor, self._close = number, descriptor, finalize(self, os.close, descriptor)
         return os.pread(self._descriptor, size, offset)
 
     def __getstate__(self) -> dict[str, Any]:
