@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import h5py
@@ -164,6 +165,27 @@ def test_several_processes_fetch_each_block_once(
     with h5py.File(tmp_path / "f.h5") as file:
         assert said == [file["x"][:].reshape(100, -1).sum(1).tolist()] * 2
     assert server.sent == once + 1  # a byte, for the size of the file
+
+
+def test_claims_are_extended_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a disk that is full, or of a system without room for a thread."""
+    monkeypatch.setattr(ranges, "_CLAIM_S", 0.1)
+    segment, fetcher, start, extended = ranges.Segment(tmp_path / "0"), ranges._Fetcher(), threading.Thread.start, []
+
+    def claim(blocks: list[int], until: float) -> None:
+        extended.append(blocks)
+        if len(extended) == 4:  # the first extension of the second download
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(segment, "claim", claim)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    with pytest.raises(RuntimeError, match="start new thread"), fetcher.claimed(segment, [1]):
+        pass
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with fetcher.claimed(segment, [2]):
+        wait_for(lambda: len(extended) > 6)
+    assert extended[:2] == [[1]] * 2
+    assert extended[2:7] == [[2]] * 5
 
 
 class Stamped(AbstractFileSystem):

@@ -356,12 +356,12 @@ class _Fetcher:
         """Yield the blocks of `run` that no other process downloads, claimed until the block ends, however long the
         server takes."""
         mine, thread = segment.claimed(run), threading.get_ident()
-        with self._lock:
-            self._claims[thread] = segment, mine
-            if not self._renews:
-                self._renews = True
-                threading.Thread(target=self._renew, name="claims", daemon=True).start()
         try:
+            with self._lock:
+                self._claims[thread] = segment, mine
+                if not self._renews:
+                    threading.Thread(target=self._renew, name="claims", daemon=True).start()
+                    self._renews = True
             yield mine
         finally:
             with self._lock:
@@ -376,7 +376,8 @@ class _Fetcher:
                 if not self._renews:
                     return
                 for segment, blocks in self._claims.values():
-                    segment.claim(blocks, time.monotonic() + _CLAIM_S)
+                    with suppress(OSError):  # the disk is full; then others may download the blocks, too
+                        segment.claim(blocks, time.monotonic() + _CLAIM_S)
 
     def count(self, size: int, limit: int) -> None:
         """Count downloaded bytes, and limit the folder's size from time to time, also before the first block."""
