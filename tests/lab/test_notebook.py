@@ -49,6 +49,8 @@ def test_compose_is_what_the_command_composes() -> None:
             r"^task\.metrics={}: has no effect, .* - write '~task\.metrics\.accuracy'$",
         ),
         (["task.metrics={}", "~task.metrics.accuracy", "trainer.max_steps=x"], r"^trainer\.max_steps"),
+        (["task.metrics={}", "+task.metrics.mine={_target_: a}"], r"- write '~task\.metrics\.accuracy'$"),
+        (["+callback.mine={}", "+callback.mine._target_=a.b", "trainer.max_steps=x"], r"^trainer\.max_steps"),
     ],
 )
 def test_mistakes_are_config_errors_of_one_line(overrides: list[str], said: str) -> None:

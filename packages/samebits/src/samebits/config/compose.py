@@ -289,12 +289,14 @@ def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictC
 
 
 def check_empty(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for an override key={} if the key has entries in the composed config. Hydra merges mappings, so
-    it removes none."""
+    """Raise ConfigError for an override key={} if the key has entries in the composed config that no +key.entry=...
+    has added. Hydra merges mappings, so it removes none."""
+    added = tuple(f"{one.lstrip('+').partition('=')[0]}." for one in overrides if one.startswith("+"))
     for key in (one.lstrip("+").removesuffix("={}") for one in overrides if one.endswith("={}")):
         entries = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
-        if isinstance(entries, DictConfig) and entries:
-            remedy = " ".join(f"'~{key}.{name}'" for name in map(str, entries))
+        names = map(str, entries) if isinstance(entries, DictConfig) else ()
+        if kept := [name for name in names if not any(one.startswith(f"{key}.{name}.") for one in added)]:
+            remedy = " ".join(f"'~{key}.{name}'" for name in kept)
             raise ConfigError(f"{key}={{}}: has no effect, because Hydra keeps the entries of {key} - write {remedy}")
 
 
