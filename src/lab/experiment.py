@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from lab.builders import check_task, make_model_of_rank, make_state, make_task, task_run
@@ -31,7 +32,7 @@ from samebits.device import Hardware, resolve_hardware, rough_flop
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.process import ready_net
-from samebits.steps import seed_everything, warn_of_new_seed
+from samebits.steps import rng_bytes, seed_everything, seeded, warn_of_new_seed
 from samebits.targets import constructing
 from samebits.world import World, dist_env, world_of_one
 
@@ -137,13 +138,16 @@ class Experiment:
                 f"trainer=fsdp: task.frozen_networks: {copied[0]} is a copy of the model, but each process has only a "
                 "shard - use trainer=ddp"
             )
-        with constructing(PROJECT, "task", config.values["task"]), warn_of_new_seed(of_task, effect, warn):
-            for part in model.modules() if is_new and not any(p.is_meta for p in model.parameters()) else ():
-                if load := getattr(part, "load_pretrained", None):  # a model from Hugging Face
-                    logger.say(load())
-            if is_new and (line := task.initialize(model, self._first_batches())):
-                logger.say(line)
-            task.setup(model)
+        with constructing(PROJECT, "task", config.values["task"]):
+            # `setup` draws the same numbers in a resumed run, which skips the steps before it
+            with seeded(rng_bytes(torch.device("cpu"))), warn_of_new_seed(of_task, effect, warn):
+                for part in model.modules() if is_new and not any(p.is_meta for p in model.parameters()) else ():
+                    if load := getattr(part, "load_pretrained", None):  # a model from Hugging Face
+                        logger.say(load())
+                if is_new and (line := task.initialize(model, self._first_batches())):
+                    logger.say(line)
+            with warn_of_new_seed(of_task, effect, warn):
+                task.setup(model)
         check_holds_no_weights(task, model)
         check_registered("model", model)
         check_registered("task", task, model.parameters())

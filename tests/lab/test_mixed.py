@@ -147,7 +147,7 @@ class Plus:
     def __init__(self, value: int, to: str) -> None:
         self.value, self.to = value, to
 
-    def __call__(self, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Tensor]:
+    def __call__(self, batch: dict[str, Tensor], sample_ids: Tensor) -> dict[str, Tensor]:
         assert "set" in batch
         return {**batch, self.to: batch["x"].float() + self.value}
 

@@ -93,6 +93,9 @@ def test_a_loaded_task_has_the_run_s_random_constants(
             self.constants = [torch.rand(3), np.random.rand(3), random.random()]
 
         monkeypatch.setattr(kind, "__init__", with_constants)
+    # a resume and an evaluation do not call it
+    monkeypatch.setattr(Distillation, "initialize", lambda self, model, batches: f"drawn: {torch.rand(1)}")
+    monkeypatch.setattr(Distillation, "setup", lambda self, model: self.constants.append(torch.rand(3)))
 
     def constants(task: Any) -> str:
         return str([task.constants, task.frozen_networks["teacher"].constants])
@@ -107,4 +110,4 @@ def test_a_loaded_task_has_the_run_s_random_constants(
     assert constants(load_run(folder)._task) == wanted
     assert torch.equal(torch.get_rng_state(), before)
     experiment = Experiment.of_first_rank(Config.of(compose(*run)), apply=False)
-    assert constants(experiment.build_model_and_task(begins=False, directory=folder)[1]) == wanted  # as a resume does
+    assert constants(experiment.build_model_and_task(is_new=False, directory=folder)[1]) == wanted  # as a resume does
