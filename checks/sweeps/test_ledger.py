@@ -131,6 +131,7 @@ def test_a_job_whose_directory_was_deleted_is_written_again(tmp_path: Path) -> N
     for job in first[1:]:
         write_status(job.directory, "finished")
         shutil.rmtree(job.directory)
+    first[1].directory.mkdir()  # only its files were deleted
     before = book(folder)["jobs"]
     again = added(folder, one("seed=0"), one("seed=1"), one("seed=2", key="trial_0002"))
     assert again == first

@@ -66,8 +66,8 @@ class Job:
         return read_json(self.directory / RESULT)
 
     def exists(self) -> bool:
-        """Return False if the job's directory was deleted."""
-        return self.directory.exists()
+        """Return False if the job's directory was deleted or emptied."""
+        return holds_run(self.directory) or bool(self.status())
 
     def claimed(self) -> bool:
         """Return True if a process is running the job: it holds the lock of the job's directory."""
