@@ -170,7 +170,7 @@ def test_mixup_shares_follow_their_distribution(alpha: float) -> None:
     shares = mixed["y"][::2, 0].numpy()
     assert abs(shares.mean() - 0.5) < 0.005
     assert abs(shares.var() * 4 * (2 * alpha + 1) - 1) < 0.02
-    with pytest.raises(ConfigError, match=rf"^Mixup: alpha is -{alpha}, but must be > 0"):
+    with pytest.raises(ConfigError, match=rf"^data\.transforms: Mixup\.alpha=-{alpha}: must be > 0"):
         Mixup("x", "y", 2, -alpha, 0)
     reference = np.sort(np.random.default_rng(0).beta(alpha, alpha, 200_000))
     assert np.abs(np.sort(shares) - reference)[200:-200].max() < 0.02  # the outermost 1/4096 is coarser

@@ -76,7 +76,7 @@ def _beta_quantiles(alpha: float) -> Tensor:
     from all others if alpha is large.
     """
     if not alpha > 0:
-        raise ConfigError(f"Mixup: alpha is {alpha}, but must be > 0")
+        raise ConfigError(f"data.transforms: Mixup.alpha={alpha}: must be > 0")
     power = min(alpha, 1.0)
     t = np.linspace(0, 0.5**power, 65537)
     x = t ** (1 / power)
