@@ -232,6 +232,8 @@ class Command:
 def test_what_is_no_npy_is_not_called_code(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(b"<html>404</html>")
     assert "it is not a .npy or .npz file" in refused(tmp_path / "a.npy")
+    np.save(tmp_path / "a.npy", np.array([{}]))
+    assert "it contains Python objects, which could run code when read" in refused(tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize("value", [Command(), {"x": torch.zeros(3), "y": Command()}])

@@ -90,7 +90,7 @@ def explain(error: Exception) -> str:
     """Return the error of numpy.load as text, with a remedy for pickled objects."""
     if "pickled" in str(error):
         return "it is not a .npy or .npz file, or it is a pickle, which could run code when read; save plain arrays"
-    if "allow_pickle" in str(error):
+    if "allow_pickle" in str(error) or "Python objects" in str(error):
         return "it contains Python objects, which could run code when read; save plain arrays"
     return str(error)
 
