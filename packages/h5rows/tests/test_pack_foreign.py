@@ -101,6 +101,8 @@ def test_bytes_in_one_record_and_numbers_in_another(tmp_path: Path, values: tupl
 def test_a_compressed_tfrecord(tmp_path: Path, press: Callable[[bytes], bytes]) -> None:
     (tmp_path / "a.tfrecord").write_bytes(press(record({"x": np.arange(3)}, True)))
     assert "decompress it first" in refused(tmp_path / "a.tfrecord")
+    (tmp_path / "a.tfrecord").write_bytes(b"\x78" + bytes(300))  # a record of 120 bytes
+    assert "it is damaged; copy or write it again" in refused(tmp_path / "a.tfrecord")
 
 
 def test_records_that_no_protobuf_reader_accepts(tmp_path: Path) -> None:

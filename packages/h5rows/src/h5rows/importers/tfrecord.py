@@ -21,7 +21,7 @@ from h5rows.importers.values import ShardSource
 from h5rows.options import PackOptions
 from h5rows.source import BadSample
 
-COMPRESSED = {"gzip": b"\x1f\x8b", "zlib": b"\x78"}  # how such files begin
+COMPRESSED = {"gzip": b"\x1f\x8b", "zlib": b"\x78\x9c"}  # how such files begin, zlib with TensorFlow's level
 
 
 def masked_crc32c(data: bytes) -> int:
