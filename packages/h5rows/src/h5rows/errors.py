@@ -58,16 +58,19 @@ _REMEDIES = {
 }
 
 
+def errno_of(error: BaseException) -> int | None:
+    """Return the number of the system's error, which HDF5 has only in its message; None if there is none."""
+    told = re.search(r"errno = (\d+)", str(error))
+    return getattr(error, "errno", None) or (int(told[1]) if told else None)
+
+
 def machine_fault(error: BaseException | None) -> str | None:
     """Return the system's reason why a file could not be read, with a remedy; None if the file may be the reason.
 
     A MemoryError returns None, because a damaged file may request any amount of memory.
     """
     while error is not None:
-        number = getattr(error, "errno", None)
-        if number is None and (told := re.search(r"errno = (\d+)", str(error))):  # a message of HDF5
-            number = int(told[1])
-        if number in _REMEDIES:
+        if (number := errno_of(error)) in _REMEDIES:
             return f"{os.strerror(number)}: {_REMEDIES[number]}"
         error = error.__cause__
     return None

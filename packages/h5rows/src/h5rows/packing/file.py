@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from h5rows.errors import ConfigError, printable
+from h5rows.errors import ConfigError, errno_of, printable
 from h5rows.locks import Busy, Lock
 
 try:
@@ -305,10 +304,8 @@ def full_disk(out: Path, temp: Path) -> Iterator[None]:
 def no_room(error: BaseException | None) -> int | None:
     """Return the number of a system's error that means no room for a file, of this error or one that led to it."""
     while error is not None:
-        told = re.search(r"errno = (\d+)", str(error))  # a message of HDF5
-        number = getattr(error, "errno", None) or (int(told[1]) if told else None)
-        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return int(number)
+        if (number := errno_of(error)) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return number
         error = error.__context__
     return None
 
