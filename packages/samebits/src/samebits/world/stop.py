@@ -159,8 +159,9 @@ class StopRequest:
 
     def _handle(self, number: int, frame: Any) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
-        again = now - self._signalled_at > SAME_SIGNAL_S or dist_env.size is None
-        again = again and not dist_env.has_parent  # it passes on the first Ctrl-C, perhaps late; the second kills ranks
+        # a parent passes on the first Ctrl-C, perhaps late, and kills its ranks after the second
+        later = dist_env.size is None or now - self._signalled_at > SAME_SIGNAL_S
+        again = later and not dist_env.has_parent
         if number == signal.SIGINT and self.requested == "SIGINT" and again:
             if not self._interrupted:  # only once, so that the cleanup is not interrupted
                 self._interrupted = True
