@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from fake_gpu import GPU, Watched, fake_gpu
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
@@ -29,7 +30,6 @@ from lab.logging import log_train
 from lab.state import TrainState, model_or_average
 from samebits.device import Hardware, HardwareConfig, resolve_hardware
 from samebits.testing import compose
-from samebits.testing.devices import GPU, Watched, fake_gpu
 from samebits.testing.processes import sample_of
 from samebits.world import World
 

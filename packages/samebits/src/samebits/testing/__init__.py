@@ -27,7 +27,7 @@ Raises AssertionError if a guarantee is not met. Needs the extra `samebits[testi
     runs        compose, start_run, resume_run, and readers of a run's files
     plugin      hooks and fixtures for pytest: `use`, `train_command`, time limits for the speed of the machine
     processes/  commands, warm processes, ranks, limits
-    devices/    a simulated GPU; blocks in which the host must not wait for the device
+    devices/    blocks in which the host must not wait for the device; hidden GPUs
 """
 
 from typing import TYPE_CHECKING

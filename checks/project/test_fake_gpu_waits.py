@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import GPU, Waited, fake_gpu
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.torch_version import TorchVersion
-
-from samebits.testing.devices import fake_gpu
-from samebits.testing.devices.fake_gpu import GPU, Waited
 
 # fake_gpu uses names of torch that are private; with these versions it was seen to work
 pytestmark = pytest.mark.skipif(torch.__version__ < TorchVersion("2.11"), reason="needs torch 2.11")
