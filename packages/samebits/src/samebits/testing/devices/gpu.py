@@ -5,19 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-import torch
-
+from samebits.host import count_gpus
 from samebits.testing.processes import importing, program
-
-
-def count_gpus() -> int:
-    """Return the number of CUDA devices. A child process counts them, because counting may initialize CUDA, after which
-    forks of the process cannot use a GPU."""
-    if not torch.backends.cuda.is_built():
-        return 0
-    if (child := os.fork()) == 0:
-        os._exit(min(torch.cuda.device_count(), 255))
-    return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def hide_gpus() -> int:
