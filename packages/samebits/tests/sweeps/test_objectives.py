@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from samebits.errors import ConfigError
+from samebits.sweeps.report import Objective
 from samebits.sweeps.report.curves import keys_of
 from samebits.sweeps.search.methods import Methods
-from samebits.sweeps.search.objectives import Objective, choose
+from samebits.sweeps.search.objectives import choose
 
 SCORES = ["val/loss", "val_hard/loss", "val_hard/accuracy", "test_more/loss", "val/f1", "val/confusion"]
 PROJECT: Any = SimpleNamespace(scores=lambda cfg, *splits: SCORES)

@@ -12,8 +12,9 @@ import pytest
 from samebits.errors import ConfigError
 from samebits.project import Program
 from samebits.sweeps.options import SearchConfig
+from samebits.sweeps.report import Objective
 from samebits.sweeps.search.methods import Methods
-from samebits.sweeps.search.objectives import Objective, choose, read
+from samebits.sweeps.search.objectives import choose, read
 from samebits.sweeps.search.space import parse
 from samebits.sweeps.search.storage import open_study
 from samebits.sweeps.search.study import Search

@@ -12,7 +12,7 @@ from samebits.errors import ConfigError
 from samebits.extras import check_installed
 from samebits.project import Project
 from samebits.sweeps.options import SearchConfig
-from samebits.sweeps.search.objectives import Objective
+from samebits.sweeps.report import Objective
 from samebits.sweeps.search.pruning import PRUNERS_ALLOWED
 from samebits.sweeps.search.space import Space
 from samebits.targets import build_target, check_targets, locate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,11 @@ from samebits.files import records
 from samebits.project import Program
 from samebits.schema import did_you_mean, show
 from samebits.status import METRICS
+from samebits.sweeps.report import Objective
 
 MODES = ("min", "max")
 # numbers in result.json in addition to the scores; a fork whose runs write more adds their keys here
 RESULT_KEYS = ("step", "best_step", "seconds", "train/loss")
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A key of result.json to minimize or maximize."""
-
-    key: str
-    mode: str  # min or max
 
 
 def choose(project: Program, node: Mapping[str, Any] | None, cfg: Mapping[str, Any]) -> list[Objective]:

@@ -16,8 +16,8 @@ from samebits.credentials import redacted
 from samebits.errors import ConfigError
 from samebits.sweeps.identity import values_of
 from samebits.sweeps.options import SearchConfig
+from samebits.sweeps.report import Objective
 from samebits.sweeps.search.methods import Methods
-from samebits.sweeps.search.objectives import Objective
 from samebits.sweeps.search.space import Space
 from samebits.sweeps.search.storage import attached, open_study, url_of
 
