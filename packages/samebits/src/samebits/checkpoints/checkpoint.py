@@ -33,6 +33,7 @@ from samebits.world import World
 
 log = logging.getLogger("samebits")
 LEAST, FEW = 0.01, 0.5  # shares of loaded parameters below which load_fitting raises an error, and prints a line
+MOST_KEYS = 4  # in a message
 KEEP_LAST = 2  # the newest may turn out damaged
 Weights = dict[str, torch.Tensor]
 # KEYS: keys and types in checkpoints of all versions. LATER: keys that later versions added; they may be missing
@@ -239,9 +240,9 @@ def load_fitting(model: nn.Module, state: Mapping[str, torch.Tensor], source: ob
     return "\n  ".join(lines)
 
 
-def format_keys(keys: list[str], limit: int = 4) -> str:
-    """Return the first `limit` keys as text, and the number of the others."""
-    return ", ".join(keys[:limit]) + (f" and {len(keys) - limit} more" if len(keys) > limit else "") or "none"
+def format_keys(keys: list[str]) -> str:
+    """Return the first keys as text, and the number of the others."""
+    return ", ".join(keys[:MOST_KEYS]) + (f" and {len(keys) - MOST_KEYS} more" if keys[MOST_KEYS:] else "") or "none"
 
 
 class Checkpoints:

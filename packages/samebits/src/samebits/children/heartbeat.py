@@ -20,6 +20,7 @@ from typing import Any
 from samebits.children.parent import process_state
 
 START_S = 600.0  # seconds until the first beat
+ABORT_S = 2.0  # seconds for a hung process to write its stack trace and end
 LATE_S = 1.0  # seconds of tolerance for a busy machine; less than the time in which a rank's watchdog detects a hang
 GAP_S = (
     5.0  # after a longer gap between checks, the parent itself was stopped (Ctrl-Z), and probably the children as well
@@ -132,7 +133,7 @@ def mark_finished() -> None:
         _own.said = True
 
 
-def abort_hung(process: Any, wait_s: float = 2.0) -> None:
+def abort_hung(process: Any) -> None:
     """Kill a hung process with SIGABRT: its faulthandler, which does not need the GIL, writes a stack trace."""
     # os.kill's signal could be delivered to any thread, while the main thread continues; tgkill chooses the main thread
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # in glibc since 2.30
@@ -140,10 +141,10 @@ def abort_hung(process: Any, wait_s: float = 2.0) -> None:
         if tgkill is None or tgkill(process.pid, process.pid, signal.SIGABRT):
             os.kill(process.pid, signal.SIGABRT)
         os.kill(process.pid, signal.SIGCONT)  # a stopped process receives SIGABRT when it continues
-    process.join(wait_s)
+    process.join(ABORT_S)
     if process.is_alive():
         process.kill()
-        process.join(wait_s)
+        process.join(ABORT_S)
 
 
 def first_signal(exit_code: int, stack: str) -> int:

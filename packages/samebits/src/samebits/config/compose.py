@@ -305,8 +305,9 @@ def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:
     Changes `cfg`, because a copy takes a sixth of the time."""
     register_resolvers(project)  # another project may have registered its resolvers since this config was composed
     values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
-    for key in missing_keys(values):
-        raise ConfigError(f"{key}: is missing (???) - set {key}=...")
+    for key, value in walk(values):
+        if value == MISSING:
+            raise ConfigError(f"{key}: is missing (???) - set {key}=...")
     OmegaConf.set_struct(cfg, False)
     OmegaConf.set_readonly(cfg, False)
     translate_keys(project, cfg, values)
@@ -330,11 +331,6 @@ def keys_like(cfg: DictConfig, pattern: str) -> list[str]:
         return [pattern]
     node = OmegaConf.select(cfg, above)
     return [f"{above}.{name!s}{below}" for name in node] if isinstance(node, DictConfig) else []
-
-
-def missing_keys(node: Any, key: str = "") -> list[str]:
-    """Return the keys whose value is missing (???)."""
-    return [at for at, value in walk(node, key) if value == MISSING]
 
 
 def remove_if_empty(root: Path, folder: Path) -> None:

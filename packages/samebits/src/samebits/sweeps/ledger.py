@@ -214,7 +214,7 @@ class Ledger:
         fill_directory(self.project, job.directory, new.cfg, list(new.overrides), "queued", known, sweep=facts)
 
     def due(self, jobs: Iterable[Job], retry_failed: bool) -> list[Job]:
-        """Yield the jobs to run: jobs that have not ended, and failed ones if retry_failed. Jobs that another process
+        """Return the jobs to run: jobs that have not ended, and failed ones if retry_failed. Jobs that another process
         is running are included; their directories are locked."""
         return [job for job in jobs if is_due(job.state(), retry_failed)]
 

@@ -101,7 +101,7 @@ class Group:
     def interval(self, objective: Objective) -> tuple[float, float] | None:
         """Return the 95 % interval of the mean; None for fewer than three scores. Over folds it has the correction of
         Nadeau and Bengio."""
-        return mean_interval(self.scores(objective), test_to_train=self.test_to_train)
+        return mean_interval(self.scores(objective), self.test_to_train)
 
     def failures(self, objective: Objective) -> list[Job]:
         """Return the jobs that ended without a score: failed, killed, or finished with a score that is not finite."""

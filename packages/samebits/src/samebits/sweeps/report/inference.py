@@ -64,13 +64,11 @@ def standard_error(scores: Sequence[float], test_to_train: float = 0.0) -> float
     return stdev(scores) * math.sqrt(1 / len(scores) + test_to_train)
 
 
-def mean_interval(
-    scores: Sequence[float], level: float = 1 - LEVEL, test_to_train: float = 0.0
-) -> tuple[float, float] | None:
+def mean_interval(scores: Sequence[float], test_to_train: float) -> tuple[float, float] | None:
     """Return Student's t interval of the mean; None for fewer than LEAST scores. test_to_train: see standard_error."""
     if len(scores) < LEAST:
         return None
-    half = t_quantile(level, len(scores) - 1) * standard_error(scores, test_to_train)
+    half = t_quantile(1 - LEVEL, len(scores) - 1) * standard_error(scores, test_to_train)
     return fmean(scores) - half, fmean(scores) + half
 
 

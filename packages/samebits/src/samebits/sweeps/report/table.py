@@ -167,7 +167,7 @@ def choose(study: Study, jobs: Sequence[Job]) -> Group | None:
 def spread_of(values: Sequence[float], spread: str, test_to_train: float = 0.0) -> float | None:
     """Return the error of a mean. spread: one of facts.SPREADS. test_to_train: see inference.standard_error."""
     if spread == "interval":
-        interval = mean_interval(values, test_to_train=test_to_train)
+        interval = mean_interval(values, test_to_train)
         return None if interval is None else (interval[1] - interval[0]) / 2
     if len(values) < 2:
         return None
