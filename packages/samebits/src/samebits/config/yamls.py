@@ -12,7 +12,7 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
 from samebits.errors import ConfigError
-from samebits.schema import at, join, nearest, show
+from samebits.schema import at, nearest, show, walk
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, which is written in C
 DIRECTORY_OPTIONS, NAME_OPTIONS = ("--config-dir", "-cd"), ("--config-name", "-cn")
@@ -92,21 +92,14 @@ def composed(argv: Sequence[str], conf: Path) -> Iterator[tuple[str, Path, Any]]
 def no_interpolation(argv: Sequence[str], conf: Path) -> str | None:
     """Return the line for the first composed value whose ${...} cannot be parsed; None if there is none."""
     for _, file, content in composed(argv, conf):
-        for key, value in values(content):
+        for key, value in walk(content):
+            if not isinstance(value, str) or "${" not in value:
+                continue
             try:
                 parse(value)
             except GrammarParseError:
                 return f"{file}: {key}: {value} - not a valid interpolation; refer to another key as ${{group.key}}"
     return None
-
-
-def values(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) of all texts in nested mappings and lists that contain an interpolation."""
-    if isinstance(node, str) and "${" in node:
-        yield key, node
-    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    for name, value in pairs:
-        yield from values(value, join(key, str(name)))
 
 
 def not_utf8(argv: Sequence[str], conf: Path) -> str | None:
