@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.checkpoints import Checkpoints, checkpoint, load_checkpoint
+from samebits.checkpoints import Checkpoints, background, checkpoint, load_checkpoint
 from samebits.checkpoints.background import Background
 from samebits.errors import RunFailed
 from samebits.testing import assert_equal
@@ -198,3 +198,14 @@ def test_a_run_that_fails_completes_what_it_writes(
     assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "samebits"] == [
         "No space left on device; earlier checkpoints are complete (see docs/troubleshooting.md#disk-full)"
     ]
+
+
+def test_only_locked_memory_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload without tensors on a GPU may be followed by one with some, and by a larger one."""
+    locked: set[int] = set()
+    monkeypatch.setattr(background, "lock_pages", lambda memory: locked.add(memory.data_ptr()))
+    monkeypatch.setattr(background, "unlock_pages", lambda memory: locked.remove(memory.data_ptr()))
+    copies = background.Copies()
+    for size in (0, 64, 128, 64):
+        copies._room(True, size)
+    assert len(locked) == 1

@@ -53,13 +53,13 @@ class Copies:
 
     def _room(self, locked: bool, size: int) -> None:
         held = self._memory.get(locked)
-        if held is not None and held.numel() >= size:
+        if size <= (0 if held is None else held.numel()):
             return
         try:
             if held is not None and locked:
                 unlock_pages(self._memory.pop(locked))
             self._memory[locked] = new = torch.empty(size, dtype=torch.uint8)
-            if locked and size:
+            if locked:
                 lock_pages(new)
         except RuntimeError as error:
             raise RunFailed(
