@@ -423,6 +423,28 @@ def test_rows_of_a_sparse_matrix(tmp_path: Path, kind: str) -> None:
     assert data.nbytes == dense.nbytes
 
 
+def test_a_matrix_of_h5sparse_is_one_field(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        sparse(file, "m", np.eye(ROWS, 9, dtype=np.float32), "csr")
+        for name in list(file["m"].attrs):
+            del file["m"].attrs[name]
+        file["m"].attrs.update({"h5sparse_format": "csr", "h5sparse_shape": np.array([ROWS, 9])})
+        file["y"] = np.arange(ROWS) % 3
+        choice = choose(file)
+        assert (choice.x.name, choice.x.shape, choice.y.name) == ("m", (ROWS, 9), "y")
+
+
+def test_weights_of_keras_3_are_no_samples(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.weights.h5", "w") as file:
+        file["layers/dense/vars/0"], file["layers/dense/vars/1"] = np.zeros((6, 50), "f4"), np.zeros(50, "f4")
+        file.create_group("vars")
+        assert kind_of(file) == "keras"
+        assert choose(file) is None
+    with h5py.File(tmp_path / "b.h5", "w") as file:  # two data sets with these names
+        file["layers"], file["vars"] = np.zeros((ROWS, 3)), np.zeros(ROWS)
+        assert kind_of(file) == "plain"
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [

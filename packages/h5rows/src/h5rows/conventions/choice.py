@@ -30,7 +30,7 @@ LABELS = re.compile(
 )
 INPUTS = re.compile(r"(^|[/_])(x|images?|imgs?|data|features?|inputs?|signals?|expression)\d*$", re.I)
 # groups that are one field
-WHOLE = ("csr_matrix", "csc_matrix", "categorical", "nullable-integer", "nullable-boolean")
+WHOLE = ("csr_matrix", "csc_matrix", "csr", "csc", "categorical", "nullable-integer", "nullable-boolean")
 # members of such groups: rows of different length; rows of a sparse matrix as 10x Genomics writes it
 MADE_OF: tuple[set[str], ...] = ({"values", "offsets"}, {"data", "indices", "indptr", "shape"})
 # AnnData: fields that describe samples, fields with one row per sample
@@ -93,7 +93,7 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
         if item is None or INNER.search(name) or any(name.startswith(above) for above in whole):
             continue
         if isinstance(item, h5py.Group):
-            one = attribute(item, "encoding-type") in WHOLE
+            one = attribute(item, "encoding-type") in WHOLE or attribute(item, "h5sparse_format") in WHOLE
             one = one or any(attribute(item, f"MATLAB_{mark}") is not None for mark in ("sparse", "object_decode"))
             if one or attribute(item, "signal") or any(made <= set(item) for made in MADE_OF):
                 yield name

@@ -45,6 +45,8 @@ def kind_of(file: h5py.File) -> str:
         return "pandas" if any(attribute(item, "pandas_type") for item in children(root)) else "pytables"
     if "model_weights" in root or "layer_names" in root.attrs or attribute(root, "keras_version") is not None:
         return "keras"
+    if {"layers", "vars"} <= set(root) and all(isinstance(item, h5py.Group) for item in children(root)):
+        return "keras"  # save_weights of Keras 3 writes no attributes
     for item in children(root):
         if attribute(item, "MATLAB_class") is not None:
             return "matlab"
