@@ -144,6 +144,8 @@ NO_EFFECT = [
         for shows in ("--cfg job", "--cfg=job", "-c job", "--help", "-h", "--info")
         for resume in ("resume=outputs/run", "resume=auto")
     ),
+    experiment("task: {metrics: {}}", "FILE: task.metrics: {}: has no effect, because Hydra keeps the entries of task.metrics - write {accuracy: null}"),
+    experiment("task: {metrics: {}}", "job 0 (data=synthetic experiment=new): FILE: task.metrics: {}: has no effect, because [...]", "-m"),
     row("data.split_by=y", "data.split_by=y: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or remove it"),
     *(
         row(f"data=h5 {text}", f"{text}: has no effect without data.folds; add data.folds=5, or remove it")

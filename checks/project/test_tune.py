@@ -199,10 +199,18 @@ def test_threads_are_measured_when_asked_for(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith(f"hardware.num_threads={kept[1]}")
 
 
-def test_a_stage_that_is_none_is_one_line() -> None:
-    done = called([*TUNE, "lrs", *QUICK], 2)
-    assert done.stdout == ""
-    assert done.stderr == "error: lrs: is neither a stage (micro_batch, threads, loader, lr) nor key=value\n"
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("lrs", "lrs: is neither a stage (micro_batch, threads, loader, lr) nor key=value"),
+        ("task.metrics={}", "task.metrics={}: has no effect, because Hydra keeps the entries of task.metrics - write "
+         "'~task.metrics.accuracy'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_arguments_is_one_line(tmp_path: Path, word: str, line: str) -> None:
+    done = called([*TUNE, word, *QUICK, f"hydra.run.dir={tmp_path}/tune"], 2)
+    assert (done.stdout, done.stderr) == ("", f"error: {line}\n")
+    assert not (tmp_path / "tune").exists()
 
 
 @pytest.mark.slow

@@ -284,20 +284,23 @@ def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictC
         if (line := explain(project, error, overrides, composed)) is None:
             raise
         raise ConfigError(line) from error
-    check_empty(cfg, overrides)
+    check_empty(project.conf, cfg, overrides)
     return resolved(project, cfg, cwd)
 
 
-def check_empty(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for an override key={} if the key has entries in the composed config that no +key.entry=...
-    has added. Hydra merges mappings, so it removes none."""
+def check_empty(conf: Path, cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for key={} in an override, or in an experiment that one chooses, if the key has entries in
+    `cfg` that no +key.entry=... has added. Hydra merges mappings, so it removes none."""
     added = tuple(f"{one.lstrip('+').partition('=')[0]}." for one in overrides if one.startswith("+"))
-    for key in (one.lstrip("+").removesuffix("={}") for one in overrides if one.endswith("={}")):
+    typed = [(one.lstrip("+").removesuffix("={}"), None) for one in overrides if one.endswith("={}")]
+    for key, file in [*typed, *yamls.emptied(overrides, conf)]:
         entries = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
         names = map(str, entries) if isinstance(entries, DictConfig) else ()
         if kept := [name for name in names if not any(one.startswith(f"{key}.{name}.") for one in added)]:
-            remedy = " ".join(f"'~{key}.{name}'" for name in kept)
-            raise ConfigError(f"{key}={{}}: has no effect, because Hydra keeps the entries of {key} - write {remedy}")
+            given = f"{file}: {key}: {{}}" if file else f"{key}={{}}"
+            remedy = f"{{{', '.join(f'{name}: null' for name in kept)}}}" if file else ""
+            remedy = remedy or " ".join(f"'~{key}.{name}'" for name in kept)
+            raise ConfigError(f"{given}: has no effect, because Hydra keeps the entries of {key} - write {remedy}")
 
 
 def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:

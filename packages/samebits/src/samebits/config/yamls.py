@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,10 @@ def included(name: str, content: Any) -> Iterator[str]:
             yield path.lstrip("/") if path.startswith("/") or not group else f"{group}/{path}"
 
 
-def composed(argv: Sequence[str], conf: Path) -> Iterator[tuple[str, Path, Any]]:
-    """Yield (group/option, file, content) of each yaml that is composed, as far as they can be read."""
-    todo, seen = ["train", *chosen(argv)], set()
+def composed(argv: Sequence[str], conf: Path, first: Sequence[str] = ()) -> Iterator[tuple[str, Path, Any]]:
+    """Yield (group/option, file, content) of each yaml that is composed, as far as they can be read. first: names of
+    yamls; if given, only these and those that they include."""
+    todo, seen = [*first] or ["train", *chosen(argv)], set()
     while todo:
         name = todo.pop()
         if name in seen or (found := read(name, argv, conf)) is None:
@@ -100,6 +102,13 @@ def no_interpolation(argv: Sequence[str], conf: Path) -> str | None:
             except GrammarParseError:
                 return f"{file}: {key}: {value} - not a valid interpolation; refer to another key as ${{group.key}}"
     return None
+
+
+def emptied(overrides: Sequence[str], conf: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (dotted key, file) of each mapping {} in the chosen yamls that override the whole config."""
+    for first in (name for name in chosen(overrides) if name.startswith(("experiment/", "debug/"))):
+        for _, file, content in composed(sys.argv[1:], conf, [first]):
+            yield from ((key, file) for key, value in walk(content) if value == {})
 
 
 def not_utf8(argv: Sequence[str], conf: Path) -> str | None:

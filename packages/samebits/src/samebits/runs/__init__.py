@@ -56,6 +56,11 @@ if TYPE_CHECKING:
         is_running as is_running,
         launching as launching,
     )
-    from samebits.runs.resume import change_value as change_value, choose_run as choose_run, has_key as has_key
+    from samebits.runs.resume import (
+        change_value as change_value,
+        check_not_emptied as check_not_emptied,
+        choose_run as choose_run,
+        has_key as has_key,
+    )
 else:
     __getattr__ = lazy_getattr(__name__, __file__)

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samebits.config import absolute, agents_run, composed, is_agent_retry, quote_value, resolved
+from samebits.config import absolute, agents_run, check_empty, composed, is_agent_retry, quote_value, resolved
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo_resume
@@ -58,6 +58,7 @@ def choose_run(
             log.warning(
                 "W&B has assigned this run again, but %s is missing: the run starts from scratch", shown(directory)
             )
+        check_empty(project.conf, cfg, overrides)
         new = resolved(project, cfg, cwd)
         new.resume = None
         return new, directory
@@ -72,6 +73,7 @@ def choose_run(
         # a command with resume=auto is often repeated: overrides that the run already has are not changes
         repeated = override in given and (resume in (None, "auto") or (project.conf / key).is_dir())
         if not repeated and key != "resume" and not key.startswith("hydra."):
+            check_not_emptied(saved, key, override)
             for each in leaves_of(override):
                 if ids:
                     check_same(project, saved, cfg, each, ids[1], directory)
@@ -180,6 +182,12 @@ def check_same(project: Project, saved: DictConfig, cfg: DictConfig, key: str, w
             f"{key}={show(now)}: W&B's run {wandb_id} has {show(was)}, and is resumed with its initial "
             f"values; move {shown(directory)} away to start it from scratch"
         )
+
+
+def check_not_emptied(saved: DictConfig, key: str, override: str) -> None:
+    """Raise ConfigError for key={} if the key has entries in a saved config: mappings are merged, so they stay."""
+    if override.endswith("={}") and OmegaConf.select(saved, key.lstrip("+")):
+        raise ConfigError(f"{override}: has no effect, because the entries of {key.lstrip('+')} stay - remove it")
 
 
 def adds(saved: DictConfig, override: str) -> bool:

@@ -20,7 +20,6 @@ from samebits import early_signals
 from samebits.config import (
     agents_run,
     as_started,
-    check_empty,
     missing_defaults,
     recipe_hint,
     remove_if_empty,
@@ -91,7 +90,6 @@ def train_one(program: Program, cfg: DictConfig) -> int:
     try:
         if not multirun:
             check_effects(cfg, overrides)
-        check_empty(cfg, overrides)
         final, chosen = choose_run(program, cfg, run_dir, overrides, Path(hydra.runtime.cwd))
         if chosen != run_dir:
             remove_if_empty(program.root, run_dir)

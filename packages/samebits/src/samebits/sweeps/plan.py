@@ -94,7 +94,7 @@ class Composer:
     def config(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the config that Hydra composes for the job, resolved, as plain values."""
         cfg = self._composed(overrides)
-        check_empty(cfg, overrides)
+        check_empty(self.project.conf, cfg, overrides)
         OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 makes it read-only
         with open_dict(cfg):  # for users' ${hydra:...} interpolations
             cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
