@@ -147,6 +147,13 @@ NO_EFFECT = [
     experiment("task: {metrics: {}}", "FILE: task.metrics: {}: has no effect, because Hydra keeps the entries of task.metrics - write {accuracy: null}"),
     experiment("task: {metrics: {}}", "job 0 (data=synthetic experiment=new): FILE: task.metrics: {}: has no effect, because [...]", "-m"),
     row("data.split_by=y", "data.split_by=y: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or remove it"),
+    row("-m data.split_by=y", "job 0 (data=synthetic data.split_by=y): data.split_by=y: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or remove it"),
+    row("-m sweep.job=x", "sweep.job=x: is for launchers, which start one job - remove it, or -m"),
+    *(
+        row(f"-m optim.lr={one} optim.lr={other}", f"optim.lr: is given twice, {one} and {other}, so the first has no effect - write optim.lr={one},{other}, or remove one")
+        for one, other in (("1e-3", "1e-2"), ("1,2", "1"))
+    ),
+    row("+callback.a=_target_:A +callback.a=b:2", "callback.a: is given twice, _target_:A and b:2 - remove one; write a mapping in quotes, '+callback.a={...}', because a shell splits it"),
     *(
         row(f"data=h5 {text}", f"{text}: has no effect without data.folds; add data.folds=5, or remove it")
         for text in ("data.fold=0", "data.fold_repeat=1", "data.stratify_by=label")
@@ -158,7 +165,7 @@ NO_EFFECT = [
     ),
 ]  # fmt: skip
 OF_THE_COMMAND = [
-    row("-m data=h5 data.folds=3 data.fold=2,3 data.splits.val=null", "job 1 (data.fold=3): data.fold=3: must be from 0 to 2, because data.folds=3"),
+    row("-m seed=0 data=h5 data.folds=3 data.fold=2,3 data.splits.val=null", "job 1 (data.fold=3): data.fold=3: must be from 0 to 2, because data.folds=3"),
     row("data=synthetic data.folds=5", "data.folds: no such key[...]"),
     row("task=mae", "task.decoder.num_inputs: there is no key model.width, to which ${model.width} refers - conf/task/mae.yaml begins with a command that trains it: ./run train task=mae model=vit hydra.run.dir=outputs/mae", needs("conf/task/mae.yaml")),
     row("task=gan optim.objectives.critic.lr=1e-4", "optim.objectives.critic: no such key (optim.objectives is empty) - add a new key with a plus, +optim.objectives.critic.lr=1e-4", GAN),
@@ -166,7 +173,7 @@ OF_THE_COMMAND = [
     row("task=gan +optim@optim.objectives.critic=sgdd", "optim=sgdd: no such option - did you mean optim=sgd? (optim has: [...]", GAN),
     row("hydra.run.dir=", "hydra.run.dir: is empty - set a folder, hydra.run.dir=..., or remove it to use a folder below outputs/"),
     row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - set a folder, hydra.sweep.dir=..., or remove it to use a folder below outputs/"),
-    row("-m data=h5 data.path=", "job 0 (data=h5 data.path=): data.path: is empty - set data.path=..., or remove it"),
+    row("-m seed=0 data=h5 data.path=", "job 0 (data=h5 seed=0 data.path=): data.path: is empty - set data.path=..., or remove it"),
     row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - the run directory cannot be created; set another one, hydra.run.dir=... (to resume: hydra.run.dir=RUN resume=auto)", files={"file": ""}),
 ]  # fmt: skip
 # what the check of a composed config says

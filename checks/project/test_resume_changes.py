@@ -116,6 +116,7 @@ REFUSED = (
     ("process={stop_at_step: 2}", "process.stop_at_step=2: has no effect"),
     ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: has no effect"),
     ("optim.lr=1,2", "error: optim.lr=1,2: several values"),
+    ("data.split_ratio=80/10/10", "has no effect, because the run keeps its data.splits"),
     ("task.metrics={}", "task.metrics={}: has no effect, because the entries of task.metrics stay"),
 )  # fmt: skip
 

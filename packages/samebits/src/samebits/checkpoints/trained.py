@@ -17,7 +17,7 @@ from samebits.errors import ConfigError, RunFailed
 from samebits.extras import need
 from samebits.files import replace_text
 from samebits.project import Project
-from samebits.runs import check_not_emptied, has_key
+from samebits.runs import check_changes, has_key
 from samebits.saved import CONFIG, read_config, translate_typed_override
 from samebits.schema import check_resolved, no_such_key
 
@@ -79,7 +79,7 @@ def change_value(cfg: DictConfig, override: str) -> None:
         missing = key[len(inner) :].lstrip(".").partition(".")[0]
         raise ConfigError(no_such_key(f"{inner}.{missing}".lstrip("."), [str(name) for name in parent]))
     check_resolved(value, key)
-    check_not_emptied(cfg, key, override)
+    check_changes(cfg, key, override)
     OmegaConf.update(cfg, key, value)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from samebits.config.compose import (
         absolute as absolute,
         as_started as as_started,
-        check_empty as check_empty,
+        check_used as check_used,
         compose_here as compose_here,
         composed as composed,
         initialize as initialize,

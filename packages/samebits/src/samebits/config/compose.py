@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from samebits.config import yamls
-from samebits.config.messages import check_arguments, explain
+from samebits.config.messages import check_arguments, explain, given_twice
 from samebits.config.wandb_agent import from_agent, run_folder
 from samebits.errors import ConfigError
 from samebits.project import Project
@@ -165,12 +165,20 @@ def composed_once() -> Iterator[None]:
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Any, Any]:
-    """Return (Hydra's parser, the parsed command line). Raise ConfigError for an unknown option.
+    """Return (Hydra's parser, the parsed command line). Raise ConfigError for an unknown option, or a key that a
+    multirun gives twice in a row: Hydra ignores the first.
 
     Like hydra.main, but not with sys.argv; overrides may be on both sides of -m, as in Hydra 1.4."""
     parser: Any = get_args_parser()
     parser.error = _refuse
-    return parser, parser.parse_intermixed_args(list(arguments))
+    args = parser.parse_intermixed_args(list(arguments))
+    if args.multirun and (twice := given_twice(args.overrides)):
+        key, one, other = twice
+        raise ConfigError(
+            f"{key}: is given twice, {one} and {other}, so the first has no effect - write {key}={one},{other}, or "
+            "remove one"
+        )
+    return parser, args
 
 
 def _refuse(message: str) -> NoReturn:
@@ -284,13 +292,20 @@ def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictC
         if (line := explain(project, error, overrides, composed)) is None:
             raise
         raise ConfigError(line) from error
-    check_empty(project.conf, cfg, overrides)
+    check_used(project.conf, cfg, overrides)
     return resolved(project, cfg, cwd)
 
 
-def check_empty(conf: Path, cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for key={} in an override, or in an experiment that one chooses, if the key has entries in
-    `cfg` that no +key.entry=... has added. Hydra merges mappings, so it removes none."""
+def check_used(conf: Path, cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for data.split_by without splits that the run makes, and for key={} in an override, or in an
+    experiment that one chooses, if the key has entries in `cfg` that no +key.entry=... has added. Hydra merges
+    mappings, so it removes none."""
+    for text in overrides:
+        found = re.match(r"\+*(data(\.parts\.\w+)?)\.split_by=", text)
+        data = OmegaConf.select(cfg, found[1]) if found else None
+        if found and isinstance(data, DictConfig) and data.get("split_ratio") is None and data.get("folds") is None:
+            given = f"{found[1]}.split_ratio"
+            raise ConfigError(f"{text}: has no effect without {given} - add {given}=80/10/10, or remove it")
     added = tuple(f"{one.lstrip('+').partition('=')[0]}." for one in overrides if one.startswith("+"))
     typed = [(one.lstrip("+").removesuffix("={}"), None) for one in overrides if one.endswith("={}")]
     for key, file in [*typed, *yamls.emptied(overrides, conf)]:

@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -127,6 +128,16 @@ def check_arguments(root: Path, argv: Sequence[str]) -> None:
             raise ConfigError(f"{key}: is empty - set a folder, {key}=..., or remove it to use a folder below outputs/")
 
 
+def given_twice(overrides: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return (key, its first value, another value) of the first key that two neighbors set; None if there is none.
+
+    Other repetitions are meant: a script has a base command, and the user overrides a value of it."""
+    for (key, _, one), (again, _, other) in pairwise(text.lstrip("+").partition("=") for text in overrides):
+        if key == again and one != other:
+            return key, one, other
+    return None
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's text in one line, without details of Hydra's internals (_NOISE)."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
@@ -188,6 +199,11 @@ def _composition(
         line = unknown_key(project, found[1], argv, compose)
         return f"{line} (named in {source[1]}.yaml)" if source else line
     if found := re.search(r"already at '([^']+)'", text):
+        if (twice := given_twice(argv)) and twice[0] == found[1]:
+            return (
+                f"{found[1]}: is given twice, {twice[1]} and {twice[2]} - remove one; write a mapping in quotes, "
+                f"'+{found[1]}={{...}}', because a shell splits it"
+            )
         return f"{found[1]}: already exists, so + cannot add it - write {found[1]}=..., without the +"
     if found := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'", text):
         key, value = found[1], found[2]

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from samebits.children import run_in_subprocess
-from samebits.config import as_started, check_empty, remove_if_empty, resolved, run_hydra
+from samebits.config import as_started, check_used, remove_if_empty, resolved, run_hydra
 from samebits.errors import ConfigError, RunFailed, plain_output
 from samebits.extras import missing
 from samebits.files import write_json
@@ -74,7 +74,7 @@ def try_stages(program: Program, rate: str, cfg: DictConfig, stages: list[str], 
         )
     hydra = HydraConfig.get()
     overrides = [str(text) for text in plain(hydra.overrides.task, resolve=False)]
-    check_empty(program.conf, cfg, overrides)
+    check_used(program.conf, cfg, overrides)
     final = resolved(program, cfg, Path(hydra.runtime.cwd))
     program.check(final)
     found: dict[str, Any] = {}

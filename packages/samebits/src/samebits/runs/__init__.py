@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from samebits.runs.resume import (
         change_value as change_value,
-        check_not_emptied as check_not_emptied,
+        check_changes as check_changes,
         choose_run as choose_run,
         has_key as has_key,
     )

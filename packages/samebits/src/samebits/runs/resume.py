@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samebits.config import absolute, agents_run, check_empty, composed, is_agent_retry, quote_value, resolved
+from samebits.config import absolute, agents_run, check_used, composed, is_agent_retry, quote_value, resolved
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo_resume
@@ -58,7 +58,7 @@ def choose_run(
             log.warning(
                 "W&B has assigned this run again, but %s is missing: the run starts from scratch", shown(directory)
             )
-        check_empty(project.conf, cfg, overrides)
+        check_used(project.conf, cfg, overrides)
         new = resolved(project, cfg, cwd)
         new.resume = None
         return new, directory
@@ -73,7 +73,7 @@ def choose_run(
         # a command with resume=auto is often repeated: overrides that the run already has are not changes
         repeated = override in given and (resume in (None, "auto") or (project.conf / key).is_dir())
         if not repeated and key != "resume" and not key.startswith("hydra."):
-            check_not_emptied(saved, key, override)
+            check_changes(saved, key, override)
             for each in leaves_of(override):
                 if ids:
                     check_same(project, saved, cfg, each, ids[1], directory)
@@ -184,8 +184,11 @@ def check_same(project: Project, saved: DictConfig, cfg: DictConfig, key: str, w
         )
 
 
-def check_not_emptied(saved: DictConfig, key: str, override: str) -> None:
-    """Raise ConfigError for key={} if the key has entries in a saved config: mappings are merged, so they stay."""
+def check_changes(saved: DictConfig, key: str, override: str) -> None:
+    """Raise ConfigError for an override that cannot change a saved config: key={} if the key has entries, because
+    mappings are merged, and keys from which a new run makes its splits."""
+    if re.fullmatch(r"\+*data(\.parts\.\w+)?\.split_(ratio|by)", key):
+        raise ConfigError(f"{override}: has no effect, because the run keeps its data.splits - start a new run with it")
     if override.endswith("={}") and OmegaConf.select(saved, key.lstrip("+")):
         raise ConfigError(f"{override}: has no effect, because the entries of {key.lstrip('+')} stay - remove it")
 

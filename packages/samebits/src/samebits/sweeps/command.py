@@ -135,11 +135,6 @@ def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
             raise ConfigError(
                 f"{text}: has no effect, because resume={cfg.resume} continues in its directory - remove it"
             )
-        cuts = cfg.data.get("split_ratio") is not None or cfg.data.get("folds") is not None
-        if text.lstrip("+").startswith("data.split_by=") and not cuts:
-            raise ConfigError(
-                f"{text}: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or remove it"
-            )
     run_dir = plain(hydra.run, resolve=False)["dir"]
     if cfg.resume == "auto" and not agents_run() and re.search(r"\$\{(now|suffix):", run_dir):
         raise ConfigError(

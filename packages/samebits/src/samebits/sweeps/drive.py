@@ -86,6 +86,8 @@ def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
             "hydra.sweep.dir sets the sweep's directory"
         )
     options = typed(SweepConfig, master.sweep, "sweep")
+    if options.job is not None:
+        raise ConfigError(f"sweep.job={options.job}: is for launchers, which start one job - remove it, or -m")
     if options.name is not None and not re.fullmatch(r"[\w+-][\w.+-]*", options.name):
         raise ConfigError(f"sweep={options.name}: must be a folder name of letters, digits and . _ + -")
     return options, Ledger(project, Path(master.hydra.sweep.dir).absolute())

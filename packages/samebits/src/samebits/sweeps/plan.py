@@ -23,7 +23,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from samebits import early_signals
-from samebits.config import check_empty, composed, explain, resolved
+from samebits.config import check_used, composed, explain, resolved
 from samebits.credentials import redacted
 from samebits.errors import ConfigError, DirectoryLockedError
 from samebits.files import amount
@@ -94,7 +94,7 @@ class Composer:
     def config(self, number: int, key: str, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the config that Hydra composes for the job, resolved, as plain values."""
         cfg = self._composed(overrides)
-        check_empty(self.project.conf, cfg, overrides)
+        check_used(self.project.conf, cfg, overrides)
         OmegaConf.set_readonly(cfg.hydra, False)  # Hydra 1.4 makes it read-only
         with open_dict(cfg):  # for users' ${hydra:...} interpolations
             cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
