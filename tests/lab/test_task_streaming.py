@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from shipped import Shipped
 from torch.nn import functional as F
 
+from lab.tasks.streaming import LaneStates
 from samebits.errors import ConfigError, RunFailed
 from samebits.testing import (
     SMALL,
@@ -51,6 +52,17 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def overrides(path: Path) -> tuple[str, ...]:
     return ("experiment=streaming", f"data.path={path}", *OWN, "optim.lr=1e-2")
+
+
+@pytest.mark.parametrize(
+    ("state", "kinds"), [({"hidden": None}, r"{'hidden': 'NoneType'}"), (None, "NoneType"), ([1], "list")]
+)
+def test_a_state_that_is_no_mapping_of_tensors_is_named(state: Any, kinds: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^model: initial_state\(\) must return .*, but its state is {kinds}$"):
+        LaneStates(state, 2, 1)
+    states = LaneStates({"hidden": torch.zeros(3)}, 2, 1)
+    with pytest.raises(ConfigError, match=rf"^model: must return \(output, .*, but its state is {kinds}$"):
+        states.write({}, state)
 
 
 class TestStreaming(Shipped):

@@ -18,6 +18,13 @@ from samebits.world import World, gather_rows
 States = Mapping[str, Tensor]
 
 
+def check_state(state: Any, contract: str) -> None:
+    """Raise ConfigError with the contract of the model if a state is not {name: tensor}."""
+    kinds = {k: type(v).__name__ for k, v in state.items()} if isinstance(state, Mapping) else type(state).__name__
+    if isinstance(kinds, str) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ConfigError(f"model: {contract}, but its state is {kinds}")
+
+
 class LaneStates(nn.Module):
     """Hold the detached state of each lane in buffers. They are saved in checkpoints, and redistributed if a resumed
     run has another number of ranks.
@@ -30,6 +37,7 @@ class LaneStates(nn.Module):
         super().__init__()
         self.lanes, self.eval_lanes = lanes, eval_lanes
         self.evaluated: dict[str, Tensor] = {}
+        check_state(initial, "initial_state() must return {name: tensor (*)}")
         for name, value in initial.items():
             # index [lane, position % 2]: the state at the start of `position`. Two states are kept so that a step does
             # not overwrite the one it has read: a second pass over its batches (SAM, LBFGS) must start from it again
@@ -56,6 +64,7 @@ class LaneStates(nn.Module):
         """Store the states after the batch's rows, {name: (B, *)}. A state that is not finite is replaced by 0, because
         otherwise all later steps of its lane would be NaN."""
         held = self._held()
+        check_state(states, "must return (output, {name: tensor (B, *)})")
         if states.keys() != held.keys():
             raise ConfigError(f"model: its state has the keys {sorted(states)}, but initial_state() has {sorted(held)}")
         for name, value in states.items():
