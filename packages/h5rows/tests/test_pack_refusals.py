@@ -42,6 +42,14 @@ def refused(path: Path, **kwargs: Any) -> str:
     return str(caught.value)
 
 
+def test_a_csv_without_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\n")
+    assert refused(path) == f"{path} is empty"
+    path.write_text("width,height\n")
+    assert refused(path) == f"{path} has no rows, only a line of column names; header=False reads that as a sample"
+
+
 # -- tar
 
 

@@ -61,6 +61,10 @@ def read_csv(file: Path, options: PackOptions) -> Any:
     separator = options.separator or ("\t" if file.suffix.lower() == ".tsv" else ",")
     encoding, raw = options.encoding or "utf-8", file.read_bytes().rstrip(b"\r\n")
     reading = arrow.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False, encoding=encoding)
+    if not raw:
+        raise ConfigError(f"{file} is empty")
+    if options.header is not False and len(raw.splitlines()) == 1:
+        raise ConfigError(f"{file} has no rows, only a line of column names; header=False reads that as a sample")
     reading.block_size = min(max(1 << 20, len(raw)), MOST_BLOCK)
     parsing = arrow.ParseOptions(delimiter=separator, newlines_in_values=True, escape_char=options.escape or False)
     try:
