@@ -263,9 +263,14 @@ def test_sizes(tmp_path: Path) -> None:
         file.truncate(LONGEST_LINE * 3)
     with pytest.raises(ConfigError, match="has a line of more than"):
         list(records(line))
-    (tmp_path / "deep.json").write_bytes(b"[" * 1_000_000)
-    with pytest.raises(ConfigError, match="damaged"):
-        read_json(tmp_path / "deep.json")
+    for content, said in (
+        (b"[" * 1_000_000, "it is not valid JSON"),
+        (b"", "it is empty"),
+        (b"[1]", "it holds no JSON"),
+    ):
+        (tmp_path / "deep.json").write_bytes(content)
+        with pytest.raises(ConfigError, match=f"deep.json: damaged, {said}.* - restore it from a copy, or remove it$"):
+            read_json(tmp_path / "deep.json")
 
 
 def test_a_folder_without_a_run_is_named_beside_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from test_untrusted import main
 
 from samebits.checkpoints import load_checkpoint, save_checkpoint
 from samebits.errors import CorruptFileError
-from samebits.files import KINDS, read_json
+from samebits.files import KINDS, RESTORE, read_json
 from samebits.testing import start_run
 from samebits.testing.processes import sample_of
 
@@ -223,6 +223,6 @@ def test_each_entry_has_a_type(begun: Path, tmp_path: Path) -> None:
             for _, other in others(value):
                 (tmp_path / name).write_text(json.dumps({**content, key: other}))
                 if said := damage(partial(read_json, tmp_path / name)):
-                    assert said == f"{tmp_path / name}: damaged, of another type than a run writes: {key}"
+                    assert said == f"{tmp_path / name}: damaged, of another type than a run writes: {key}{RESTORE}"
                     found += 1
             assert found >= 6, key

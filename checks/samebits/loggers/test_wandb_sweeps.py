@@ -24,8 +24,9 @@ from samebits.config.wandb_agent import from_agent, run_folder
 from samebits.errors import ConfigError
 from samebits.loggers import stopped_by_wandb
 from samebits.process.parent import end_as_stopped
+from samebits.runs import choose_run
 from samebits.status import checkpoint_files, write_status
-from samebits.testing import metrics, result, status
+from samebits.testing import compose, metrics, result, status
 from samebits.testing.processes import called, limit, processes_with, sample_of, wait_for, warm
 
 RUN = [o for o in QUICK if not o.startswith(("logger", "model"))]
@@ -205,6 +206,14 @@ def test_a_run_of_the_agents_has_one_folder(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WANDB_RUN_ID", "../r1")
     with pytest.raises(ConfigError, match=r"WANDB_RUN_ID=\.\./r1: not an id"):
         run_folder("2026-x")
+
+
+def test_an_invalid_id_stops_a_run_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_LAUNCH", "1")
+    monkeypatch.setenv("WANDB_RUN_ID", "x:y")
+    with pytest.raises(ConfigError, match=r"^WANDB_RUN_ID=x:y: not an id"):
+        choose_run(PROGRAM, compose(*QUICK, "trainer.max_steps=1"), tmp_path / "run", [], tmp_path)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

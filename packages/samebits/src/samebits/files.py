@@ -209,6 +209,9 @@ def write_json(path: Path, value: Any) -> None:
     replace_text(path, as_json(value, indent=2) + "\n")
 
 
+RESTORE = " - restore it from a copy, or remove it"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, {} if the file is missing. Raise CorruptFileError for other content."""
     try:
@@ -218,11 +221,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except CorruptFileError:
         raise
     except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"{path}: damaged, it is not valid JSON: {error}") from None
+        what = f"it is not valid JSON: {error}" if os.path.getsize(path) else "it is empty"
+        raise CorruptFileError(f"{path}: damaged, {what}{RESTORE}") from None
     if not isinstance(value, dict):
-        raise CorruptFileError(f"{path}: damaged, it holds no JSON object but a {type(value).__name__}")
+        raise CorruptFileError(f"{path}: damaged, it holds no JSON object but a {type(value).__name__}{RESTORE}")
     if wrong := misfits(value, KINDS.get(path.name, {})):
-        raise CorruptFileError(f"{path}: damaged, of another type than a run writes: {', '.join(wrong)}")
+        raise CorruptFileError(f"{path}: damaged, of another type than a run writes: {', '.join(wrong)}{RESTORE}")
     return value
 
 

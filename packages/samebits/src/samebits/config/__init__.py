@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from samebits.config.wandb_agent import (
         agents_run as agents_run,
+        id_in as id_in,
         is_agent_retry as is_agent_retry,
         quote_value as quote_value,
         written as written,

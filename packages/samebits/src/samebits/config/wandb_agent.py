@@ -28,12 +28,16 @@ def agents_run() -> tuple[str, str] | None:
 def run_folder(otherwise: str) -> str:
     """Return a run's folder below its name: `otherwise`, or the ids of the agent's run, so that a retry finds it
     again."""
-    if (ids := agents_run()) is None:
-        return otherwise
-    for name, value in zip(("WANDB_SWEEP_ID", "WANDB_RUN_ID"), ids):
-        if not re.fullmatch(r"\w[\w.-]*", value):
-            raise ConfigError(f"{name}={value}: not an id of W&B that can be used as a folder name")
-    return "/".join(ids)
+    return otherwise if agents_run() is None else f"{id_in('WANDB_SWEEP_ID')}/{id_in('WANDB_RUN_ID')}"
+
+
+def id_in(variable: str) -> str | None:
+    """Return the id of W&B in an environment variable, None if it is unset or empty. Raise ConfigError if it is not
+    valid."""
+    value = os.environ.get(variable)
+    if value and not re.fullmatch(r"\w[\w.-]*", value):
+        raise ConfigError(f"{variable}={value}: not an id of W&B that can be used as a folder name")
+    return value or None
 
 
 def from_agent(project: Project, arguments: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from samebits.project import Project
 from samebits.runs.directory import BEFORE, CONFIG, check_free, claimed, holds_run, undo_resume
 from samebits.saved import flat, read_config, read_overrides, same_value
 from samebits.schema import no_such_key, plain, show
-from samebits.status import read_status, shown
+from samebits.status import new_wandb_id, read_status, shown
 
 log = logging.getLogger("samebits")
 LOGGER = "logger"
@@ -54,6 +54,7 @@ def choose_run(
             undo_resume(directory)
     if not holds_run(directory):
         check_free(directory)
+        new_wandb_id()  # raises an error for an invalid id before anything is written
         if is_agent_retry(project):
             log.warning(
                 "W&B has assigned this run again, but %s is missing: the run starts from scratch", shown(directory)

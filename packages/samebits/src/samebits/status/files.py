@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samebits.config import agents_run
+from samebits.config import agents_run, id_in
 from samebits.errors import CorruptFileError
 from samebits.files import overwrite_json, read_json, records, write_json
 
@@ -69,10 +69,10 @@ def end_status(directory: Path, status: str, **more: Any) -> None:
 
 
 def new_wandb_id() -> str:
-    """Return the id set by W&B's sweep agent or launch agent, otherwise a random one."""
-    ids = agents_run()
-    launched = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_LAUNCH") else None
-    return ids[1] if ids else launched or secrets.token_hex(4)
+    """Return the id set by W&B's sweep agent or launch agent, otherwise a random one. Raise ConfigError if it is not
+    valid: W&B would refuse it when the run has ended."""
+    by_agent = agents_run() is not None or os.environ.get("WANDB_LAUNCH")
+    return (by_agent and id_in("WANDB_RUN_ID")) or secrets.token_hex(4)
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
