@@ -91,6 +91,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     for recipe in ("experiment", "debug"):
         if isinstance(values.get(recipe), dict):
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_'")
+    below_outputs(values.get("name"))  # first, because logger.project interpolates it
     root = typed(RootConfig, values, moved=PROJECT.moved_keys)
     data = split_own(root.data, DataConfig, "data")[0]
     split_own(root.optim, OptimConfig, "optim")  # checks the keys of `optim` before they are merged
@@ -103,7 +104,6 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     _check_compression(root)
     if any(size < 1 for size in data.input_shape):
         raise ConfigError(f"data.input_shape: every size must be >= 1, got {data.input_shape}")
-    below_outputs(root.name)
     if trains and isinstance(splits := root.data.get("splits"), dict):
         _check_splits(splits)
     check_fit(values, {key: GIVEN_BY_RUN[key] for key in ("data.order", "optim")}, keys_of_objectives(values))

@@ -29,7 +29,7 @@ class DataConfig:
     overfit: Annotated[int | None, Rule(at_least=1)] = None
     transforms: dict[str, Any] = field(default_factory=dict)
     loader: Annotated[str, option("auto", "threads", "workers", "device")] = "auto"
-    num_workers: Annotated[int | str, Rule(words=("auto",), at_least=0)] = "auto"
+    num_workers: Annotated[int | str, Rule(words=("auto",), at_least=0, at_most=1024)] = "auto"
 
 
 def mixed_parts(data: Any) -> Mapping[str, Any]:

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 from samebits.errors import ConfigError
 from samebits.schema import NotNegative, Rule, at, check_limits
 
+Fraction = Annotated[float, Rule(at_least=0, below=1)]
 # limits of arguments that torch's optimizers share
 OPTIMIZER_LIMITS = {
     "lr": NotNegative,
     "weight_decay": NotNegative,
-    "momentum": NotNegative,
+    "momentum": Fraction,
     "eps": NotNegative,
-    "betas": list[Annotated[float, Rule(at_least=0, below=1)]],
+    "betas": list[Fraction],
 }
 CALLED_WITH_A_BATCH = (
     "takes (output, target), but it is called with (output, batch) and must return one value per sample, (B,) - "

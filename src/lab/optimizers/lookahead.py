@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.optim import Optimizer
 
 from lab.optimizers.base import Wrapper, build, groups_of
-from samebits.schema import Count, NotNegative, Share
+from samebits.schema import Count, NotNegative, Rule
 from samebits.shards import local_parts
 
 
@@ -28,7 +28,7 @@ class Lookahead(Wrapper):
         params: Iterable[Any],
         inner: Callable[..., Optimizer],
         k: Count,
-        alpha: Share,
+        alpha: Annotated[float, Rule(above=0, at_most=1)],
         lr: NotNegative,
         weight_decay: NotNegative,
     ) -> None:

@@ -172,6 +172,8 @@ def parsed(arguments: Sequence[str]) -> tuple[Any, Any]:
     parser: Any = get_args_parser()
     parser.error = _refuse
     args = parser.parse_intermixed_args(list(arguments))
+    if args.package is not None and not args.cfg:
+        raise ConfigError(f"--package {args.package}: has no effect without --cfg job - add it, or remove --package")
     if args.multirun and (twice := given_twice(args.overrides)):
         key, one, other = twice
         raise ConfigError(

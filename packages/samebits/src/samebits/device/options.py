@@ -30,5 +30,5 @@ class HardwareConfig:
     deterministic: bool = False
     cudnn_benchmark: bool | None = None
     detect_anomaly: bool = False
-    num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1)] = "auto"
+    num_threads: Annotated[int | str, Rule(words=("auto",), at_least=1, at_most=1024)] = "auto"
     numa_binding: bool = True
