@@ -302,12 +302,13 @@ def check_used(conf: Path, cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raise ConfigError for data.split_by without splits that the run makes, and for key={} in an override, or in an
     experiment that one chooses, if the key has entries in `cfg` that no +key.entry=... has added. Hydra merges
     mappings, so it removes none."""
-    for text in overrides:
-        found = re.match(r"\+*(data(\.parts\.\w+)?)\.split_by=", text)
-        data = OmegaConf.select(cfg, found[1]) if found else None
-        if found and isinstance(data, DictConfig) and data.get("split_ratio") is None and data.get("folds") is None:
-            given = f"{found[1]}.split_ratio"
-            raise ConfigError(f"{text}: has no effect without {given} - add {given}=80/10/10, or remove it")
+    for key, data in walk(plain(cfg.get("data"), resolve=False), "data"):
+        by = data.get("split_by", "random") if isinstance(data, dict) else "random"
+        if by != "random" and data.get("split_ratio") is None and data.get("folds") is None:
+            given = f"{key}.split_ratio"
+            raise ConfigError(
+                f"{key}.split_by={by}: has no effect without {given} - add {given}=80/10/10, or remove it"
+            )
     added = tuple(f"{one.lstrip('+').partition('=')[0]}." for one in overrides if one.startswith("+"))
     typed = [(one.lstrip("+").removesuffix("={}"), None) for one in overrides if one.endswith("={}")]
     for key, file in [*typed, *yamls.emptied(overrides, conf)]:

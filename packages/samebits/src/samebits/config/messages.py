@@ -162,7 +162,7 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     group, _, option = missing.rpartition("/")
     options = sorted(error.options or yamls.options(group, argv, conf))
     if not group:
-        return one_line(error)
+        return one_line(error) + did_you_mean(option, yamls.options("", argv, conf))
     source = re.match(r"In '([^']+)'", str(error))
     elsewhere = source and source[1] != "train" and f"={option}" not in "".join(argv)
     inside = f" (named in {source[1]}.yaml)" if source and elsewhere else ""
@@ -296,6 +296,8 @@ def _no_such_group(name: str, conf: Path) -> str:
     if name in _groups(conf):
         remedy = f"add it with a plus, +{name}=..., or to the defaults list of its yaml"
         return f"{name}: is not in the defaults list of the chosen {name.rpartition('/')[0] or 'config'} - {remedy}"
+    if (whole := name.partition("@")[0].partition("/")[2]) in _groups(conf):  # Hydra reads it relative to the yaml
+        return f"{name}: no such group - begin it with a slash, `override /{whole}: ...`"
     return f"{name}: no such group{did_you_mean(name, _groups(conf))} (groups: {', '.join(_groups(conf))})"
 
 

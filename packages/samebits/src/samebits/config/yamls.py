@@ -143,8 +143,10 @@ def check_bare(argv: Sequence[str], conf: Path) -> None:
     keys.
     """
     groups = [path.relative_to(conf).parts for path in sorted(conf.rglob("*")) if any(path.glob("*.yaml"))]
-    groups = [group for group in groups if group[0] != "hydra"]
     for name, file, content in composed(argv, conf):
+        for again in (folder / f"{name}.yaml" for folder in folders(argv, conf)):
+            if again.is_file() and not again.samefile(file):
+                raise ConfigError(f"{again}: has no effect, because {file} has the same name - rename one of them")
         if (text := file.read_text()).startswith("\ufeff") and "@package" in text:
             raise ConfigError(
                 f"{file}: starts with a byte order mark (BOM), so Hydra ignores its '# @package' - save it as UTF-8 "
