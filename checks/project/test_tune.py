@@ -205,6 +205,8 @@ def test_threads_are_measured_when_asked_for(tmp_path: Path) -> None:
         ("lrs", "lrs: is neither a stage (micro_batch, threads, loader, lr) nor key=value"),
         ("task.metrics={}", "task.metrics={}: has no effect, because Hydra keeps the entries of task.metrics - write "
          "'~task.metrics.accuracy'"),
+        *((word, f"{word}: has no effect on tune, which measures one new run - remove it")
+          for word in ("-m", "resume=outputs/run", "sweep=x", "hydra/launcher=pool")),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_arguments_is_one_line(tmp_path: Path, word: str, line: str) -> None:

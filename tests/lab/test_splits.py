@@ -72,6 +72,8 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path, monkeypatch: pyt
             score_checkpoint(run, "test", [override])
     with pytest.raises(ConfigError, match=r"^task\.metrics={}: has no effect, .* stay - remove it$"):
         score_checkpoint(run, "test", ["task.metrics={}"])
+    with pytest.raises(ConfigError, match=r"^data\.path: is empty - set data\.path=\.\.\., or remove it$"):
+        score_checkpoint(run, "test", ["data.path="])
     with pytest.raises(ConfigError, match=r"^--split val_soft: no such split \(data\.splits has train, val, test, "):
         score_checkpoint(run, "val_soft", [])
     for override, said in (

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from samebits.checkpoints.checkpoint import eval_state_dict, find_checkpoint, save_checkpoint
 from samebits.checkpoints.integrity import failure_line
 from samebits.checkpoints.sharded import SUFFIX
+from samebits.config import absolute
 from samebits.errors import ConfigError, RunFailed
 from samebits.extras import need
 from samebits.files import replace_text
@@ -38,6 +39,9 @@ def read_run(project: Project, path: Path, overrides: Sequence[str] = ()) -> tup
         raise ConfigError(f"{file}: the {CONFIG} of its run is missing in {config.parent}; keep them together")
     cfg = read_config(project, config.parent)
     for override in overrides:
+        key, _, value = override.partition("=")
+        if key in project.paths:
+            absolute(value.strip("'\""), Path.cwd(), key)  # raises an error for an empty path
         change_value(cfg, translate_typed_override(project, override))
     return cfg, file, payload
 

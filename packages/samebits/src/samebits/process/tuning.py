@@ -26,6 +26,7 @@ from samebits.status import shown
 from samebits.world import cluster_role
 
 NAMES = ("micro_batch", "threads", "loader", "lr")  # in this order: each uses the values found before
+OF_A_RUN = ("resume=", "sweep=", "sweep.", "hydra/launcher", "hydra/sweeper", "hydra.launcher.", "hydra.sweep")
 
 
 def tune(program: Program, rate: str) -> int:
@@ -36,6 +37,9 @@ def tune(program: Program, rate: str) -> int:
     for word in sys.argv[1:]:
         if "=" not in word and not word.startswith("-"):
             print(f"error: {word}: is neither a stage ({', '.join(NAMES)}) nor key=value", file=sys.stderr)
+            return 2
+        if word in ("-m", "--multirun") or word.startswith(OF_A_RUN):
+            print(f"error: {word}: has no effect on tune, which measures one new run - remove it", file=sys.stderr)
             return 2
 
     failed: list[Exception] = []
