@@ -417,6 +417,15 @@ def test_too_little_shared_memory_is_said_before_it_crashes(monkeypatch: pytest.
         take(Noisy(), 1, 2, plan_of(batch=3000))
 
 
+def test_without_shared_memory_one_line_names_the_key_and_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("unable to open shared memory object </torch_1>: No such file or directory (2)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refused)
+    with pytest.raises(ConfigError, match=r"^data.num_workers=2: .*No such file.*/dev/shm.*data.loader=threads"):
+        take(Noisy(), 2, 2)
+
+
 @pytest.mark.slow
 def test_auto_measures_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_workers, "_HAND_OVER_S", 1000.0)

@@ -67,7 +67,14 @@ class Workers:
         self._layout, self._collates = Layout(spec or {}, capacity), spec is None
         count = num_workers * _JOBS_EACH + _SPARE
         _check_shared_memory(count * self._layout.nbytes)
-        self._shared = torch.empty((count, self._layout.nbytes), dtype=torch.uint8).share_memory_()
+        try:
+            self._shared = torch.empty((count, self._layout.nbytes), dtype=torch.uint8).share_memory_()
+            self._making = torch.full((num_workers, 1), -1).share_memory_()  # the row that each worker is making
+        except RuntimeError as error:  # /dev/shm is missing, read-only or not permitted
+            raise ConfigError(
+                f"data.num_workers={num_workers}: workers need shared memory ({error}); mount /dev/shm, or give "
+                "data.loader=threads"
+            ) from error
         # one storage per slot, so that references to each can be counted
         self._slots = [torch.from_numpy(row) for row in self._shared.numpy()]
         self._leases = [Lease(slot) for slot in self._slots] if CAN_REUSE else []
@@ -75,7 +82,6 @@ class Workers:
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         self._unanswered: list[deque[tuple[int, int]]] = [deque() for _ in range(num_workers)]  # (slot, rows)
-        self._making = torch.full((num_workers, 1), -1).share_memory_()  # the row that each worker is making
         self._working: set[int] = set()  # slots that a worker may be writing to
         self._stream_number = 0
         # runs before multiprocessing's exit handler, which would wait for workers that ignore its signal
