@@ -2,6 +2,7 @@
 """Make a project of your own out of this template: another package name than `lab`, without the parts you do not want.
 
     ./run fork mypackage --title "My project" --author "Ada Lovelace" --without gan vae search
+    ./run fork mypackage --only gan            # leaves out every other part; --only without a name: all parts
     ./run fork mypackage --into ../my-project  # leaves this folder as it is; what copier runs
     ./run fork --without gan                   # later, in a fork
     ./run fork --update TEMPLATE@v0.3.1        # later, in a fork: newer libraries
@@ -32,7 +33,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import libraries
-from parts import PARTS, TEMPLATE_ONLY, Part
+from parts import NEEDS, PARTS, TEMPLATE_ONLY, Part
 from schema_prune import prune_schema
 from wheels import Mistake, git_environment
 
@@ -54,7 +55,9 @@ def main() -> int:
     parser.add_argument("--title", help="first line of the README; default: the package")
     parser.add_argument("--author", default="", help="for LICENSE and pyproject.toml")
     parser.add_argument("--license", choices=("MIT", "none"), default="MIT", help="of your code; none: all rights kept")
-    parser.add_argument("--without", nargs="*", default=[], metavar="PART", help=", ".join(PARTS))
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--without", nargs="*", default=[], metavar="PART", help=", ".join(PARTS))
+    choice.add_argument("--only", nargs="*", metavar="PART", help="leave out all parts but these and what they need")
     parser.add_argument("--into", type=Path, metavar="FOLDER", help="write there; default: change this checkout")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument(
@@ -73,7 +76,7 @@ def main() -> int:
         if args.update:
             return update(args.update, present)
         package = args.package or present
-        without = chosen([name for text in args.without for name in text.split(",") if name])
+        without = left_out(args.without, args.only, tracked(ROOT))
         if not args.package and not without:
             raise Mistake("give a package name, or --without and parts to leave out; --help has more")
         if args.package:
@@ -143,14 +146,24 @@ def own_package(root: Path) -> str:
     return found[0]
 
 
-def chosen(names: list[str]) -> list[str]:
-    """Return the given parts in the order of PARTS."""
-    for name in names:
+def left_out(without: list[str], only: list[str] | None, names: list[str]) -> list[str]:
+    """Return the parts to leave out, in the order of PARTS. names: the tracked files.
+
+    Raise Mistake for a part that does not exist, and for one that another part needs, which stays."""
+    option, given = ("--without", without) if only is None else ("--only", only)
+    asked = [name for text in given for name in text.split(",") if name]
+    for name in asked:
         if name not in PARTS:
             near = difflib.get_close_matches(name, PARTS, 1)
             hint = f" - did you mean {near[0]}?" if near else ""
-            raise Mistake(f"--without {name}: no such part{hint} (there are: {', '.join(PARTS)})")
-    return [name for name in PARTS if name in names]
+            raise Mistake(f"{option} {name}: no such part{hint} (there are: {', '.join(PARTS)})")
+    if only is not None:
+        kept = {*asked, *(needed for name in asked for needed in NEEDS.get(name, ()))}
+        asked = [name for name in PARTS if name not in kept]
+    for name, needed in NEEDS.items():
+        if (gone := {*needed} & {*asked}) and name not in asked and PARTS[name].files(names):
+            raise Mistake(f"--without {min(gone)}: {name} needs it - leave out {name} too, or keep {min(gone)}")
+    return [name for name in PARTS if name in asked]
 
 
 def check_name(name: str, present: str) -> None:
@@ -312,9 +325,11 @@ def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
 
 
 def without_sections(text: str, told: re.Pattern[str]) -> str:
-    """Return a page without the `###` sections that have such a name in their heading, as docs/configuration.md has."""
+    """Return a page without the sections that have such a name in their heading, as docs/configuration.md has."""
     sections = re.split(r"^(?=##)", text, flags=re.MULTILINE)
-    return "".join(one for one in sections if not (one.startswith("### ") and told.search(one.partition("\n")[0])))
+    return "".join(
+        one for one in sections if not (one.startswith(("## ", "### ")) and told.search(one.partition("\n")[0]))
+    )
 
 
 def without_sentences(text: str, told: re.Pattern[str]) -> str:

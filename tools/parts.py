@@ -97,6 +97,8 @@ PARTS = {
     ),
     **_parts(
         "extra",
+        mixed=("several data sets in one batch, with weights", "mixture", "parts"),
+        muon=("Muon, an optimizer for matrices, with another one for the rest", "by_shape"),
         lion=("Lion, an optimizer",),
         soap=("SOAP, an optimizer: AdamW in Shampoo's eigenbasis",),
         lookahead=("Lookahead, a wrapper of another optimizer",),
@@ -106,3 +108,6 @@ PARTS = {
         container=("`Dockerfile`, `.devcontainer`", "Dockerfile", ".dockerignore", ".devcontainer"),
     ),
 }  # fmt: skip
+
+# {part: the parts that it needs}
+NEEDS = {"fixmatch": ("mixed",), "whitened": ("muon",)}

@@ -409,7 +409,8 @@ def build() -> Schema:
     made |= {
         option: {**NAMED, "then": ref(package_in(option)), "else": ref(target)} for option, target in chosen.items()
     }
-    narrow = {package_in(option): True for option in chosen}  # groups to check by the option in the defaults list
+    # groups to check by the option in the defaults list; sorted, because a fork has other options
+    narrow = dict.fromkeys(sorted(map(package_in, chosen)), True)
     made["experiment"] = {**made["train"], "properties": {**made["train"]["properties"], **narrow}}
     made["experiment"]["properties"]["defaults"] = defaults_of("experiment", groups)
     made["experiment"]["allOf"] = [

@@ -156,7 +156,9 @@ def test_each_part_has_files_of_its_own_that_nothing_else_needs(tools: Any) -> N
     for name in tracked:
         if name.startswith(("src/", "tests/", "conf/")) and name.endswith((".py", ".yaml")):
             others = {
-                one: needed[one] for one in modules_named(ROOT / name) & {*needed} if needed[one] != owners.get(name)
+                one: needed[one]
+                for one in modules_named(ROOT / name) & {*needed}
+                if needed[one] not in (owners.get(name), *tools.NEEDS.get(owners.get(name), ()))
             }
             assert others == {}, name
 
@@ -195,6 +197,19 @@ def test_no_yaml_mentions_a_part_that_is_left_out(tools: Any, tmp_path: Path) ->
             assert all(re.match(r"# ([A-Z]|\./run|  )", line) for line in cut), cut  # no half sentence is left
 
 
+def test_only_leaves_out_all_parts_but_these_and_what_they_need(tools: Any) -> None:
+    tracked = tools.tracked(ROOT)
+    assert tools.left_out([], [], tracked) == [*tools.PARTS]
+    kept = {"gan", "fixmatch", "mixed"}
+    assert {*tools.PARTS} - {*tools.left_out([], ["gan,fixmatch"], tracked)} == kept
+    with pytest.raises(tools.Mistake, match=r"^--only gann: no such part - did you mean gan\?"):
+        tools.left_out([], ["gann"], tracked)
+    with pytest.raises(tools.Mistake, match=r"^--without muon: whitened needs it - leave out whitened too"):
+        tools.left_out(["muon"], None, tracked)
+    without_it = [name for name in tracked if name not in tools.PARTS["whitened"].files(tracked)]
+    assert tools.left_out(["muon"], None, without_it) == ["muon"]  # in a fork that has left it out before
+
+
 @pytest.fixture(scope="module")
 def parts(tools: Any) -> list[str]:
     return [*tools.PARTS]
@@ -214,10 +229,10 @@ sys.exit(status)
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_fork_without_any_part(template: Path, parts: list[str], tmp_path: Path) -> None:
+def test_a_fork_without_any_part(template: Path, tmp_path: Path) -> None:
     """Of a long name that sorts behind all others: it has no trace of what was left out, and works. It trains in
     test_a_clone_of_a_fork_needs_nothing_else; with a copy of the libraries it is as the template, see below."""
-    asked = ("zebrafish_tracking", "--title", "Our fish", "--without", *parts, "--into", str(tmp_path))
+    asked = ("zebrafish_tracking", "--title", "Our fish", "--only", "--into", str(tmp_path))
     assert fork(template, *asked).stderr == ""
     made, before = files(tmp_path), files(template)
     check_name(made)
@@ -225,6 +240,11 @@ def test_a_fork_without_any_part(template: Path, parts: list[str], tmp_path: Pat
     check_entries(tmp_path)
     assert not (tmp_path / "packages").exists()
     assert len([*tmp_path.glob("vendor/*.whl")]) == 2
+    page = " ".join((ROOT / "docs/fork.md").read_text().split())
+    for folder in ("src", "tests"):
+        (most,) = re.findall(rf"fewer than ([\d,]+) (?:lines )?in `{folder}`", page)
+        lines = sum(data.count(b"\n") for name, data in made.items() if re.fullmatch(rf"{folder}/.*\.py", name))
+        assert lines < int(most.replace(",", "")), folder
     for command in (["ruff", "check", "-q", "."], ["ruff", "format", "--check", "-q", "."], ["yamllint", "-s", "."]):
         run(tmp_path, "-m", *command)
     assert run(tmp_path, "tools/schema.py", "--check").stdout == ""  # fork.py takes out what is gone without torch
@@ -259,7 +279,16 @@ def check_trace(made: dict[str, bytes], before: set[str]) -> None:
     )  # fmt: skip
     deleted = {Path(name).stem for name in before - made.keys() if name.startswith(folders)}
     gone = (deleted | {"benchmarks", "notebooks"}) - {Path(name).stem for name in made}
-    gone -= {"clip", "mae", "streaming", "retrieval", "captions"}  # words that have another meaning, too
+    gone -= {
+        "clip",
+        "mae",
+        "mixed",
+        "mixture",
+        "parts",
+        "streaming",
+        "retrieval",
+        "captions",
+    }  # words that have another meaning, too
     assert {"byol", "autoencoder", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
     named = re.compile(rf"(?<![\w-])({'|'.join(gone)})(?![\w-])")
     found: dict[str, list[str]] = {}
@@ -271,9 +300,8 @@ def check_trace(made: dict[str, bytes], before: set[str]) -> None:
         if name.startswith("tests/") and re.search(r"^pytestmark = needs\(", text, re.MULTILINE):
             continue  # skipped as a whole without these files
         lines = [line for line in text.splitlines() if not line.lstrip().startswith(('"""', "#", '"lab.'))]
-        skipped = (
-            r"for notebooks|needs\(\"|\(\"optim=|\"task="  # rows of tests about several options, skipped without one
-        )
+        # rows of tests about several options, skipped without one
+        skipped = r"for notebooks|marks=MUON|kind == \"muon|needs\(\"|\(\"optim=|\"task="
         left = [line for line in lines if named.search(line) and not re.search(skipped, line)]
         found |= {name: left} if left else {}
         assert "template only" not in text, name

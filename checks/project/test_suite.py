@@ -120,7 +120,7 @@ DELETED = [
     "src/lab/models/token_gru.py",
 ]  # fmt: skip
 # those that ask what there is, or use what was deleted
-FILES = ["test_checks", "test_parts", "test_callbacks", "test_model_gpt", *sample_of([], ["test_sequences"])]
+FILES = ["test_checks", "test_networks", "test_callbacks", "test_model_gpt", *sample_of([], ["test_sequences"])]
 ASKED = [f"tests/lab/{name}.py" for name in FILES]
 
 

@@ -71,7 +71,7 @@ def missing_columns(field: str, _parent_: Any) -> list[int]:
 
 def h5_outputs(field: str, _parent_: Any) -> int | None:
     """Return the number of outputs that a model of the field needs: ${h5_outputs:field} in a group `data`. Return None
-    for a part of data=mixed that lacks the field."""
+    for a part of several data sets (`data.parts`) that lacks the field."""
     from h5rows.integration import num_outputs
 
     if _key(_parent_) != "data" and _parent_.fields.get(field, field) is None:
@@ -240,7 +240,7 @@ def _columns(node: Any) -> tuple[Any, Any]:
 
 
 def first_part(key: str, _parent_: Any) -> Any:
-    """Return a key's value in the first part that has it, or None: ${first_part:num_outputs} in data=mixed."""
+    """Return a key's value in the first part that has it, or None: ${first_part:num_outputs} with `data.parts`."""
     if not _parent_.parts:
         raise ConfigError("data.parts: is empty - add parts, such as +data@data.parts.old=h5 +data.weights.old=1")
     said = (node.get(key) for node in _parent_.parts.values() if hasattr(node, "get"))

@@ -41,6 +41,7 @@ def test_it_is_the_papers_algorithm() -> None:
             torch.testing.assert_close(p, wanted, rtol=1e-12, atol=1e-14)
 
 
+@needs("src/lab/optimizers/by_shape.py")
 @pytest.mark.slow
 def test_its_state_goes_on_in_another() -> None:
     """Of the inner optimizer and of its own, at a step that k does not divide; around two optimizers in one, too."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from common import QUICK
+from common import QUICK, needs
 from torch import Tensor, nn
 
 import lab
@@ -211,7 +211,7 @@ def first_batches(*overrides: str) -> dict[str, dict[str, Tensor]]:
         (Collating, ["+data.how=torch"]),
         slow(Streamed, ["+data.how=numpy", *STREAM]),
         (Streamed, ["+data.how=torch", *STREAM]),
-        (None, MIXED),
+        pytest.param(None, MIXED, marks=needs("conf/data/mixed.yaml")),
     ],
 )
 def test_no_split_draws_what_another_draws(kind: type | None, overrides: list[str]) -> None:

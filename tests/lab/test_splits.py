@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from common import NEEDS_GPT, QUICK
+from common import NEEDS_GPT, QUICK, needs
 from omegaconf import OmegaConf
 
 import h5rows
@@ -175,6 +175,7 @@ def test_ranks_score_alike(tmp_path: Path) -> None:
     assert scores(three) == pytest.approx(scores(one), rel=1e-6)
 
 
+@needs("conf/data/mixed.yaml")
 @pytest.mark.parametrize("rules", [1, slow(2), slow(3)])
 def test_a_run_keeps_the_rule_of_its_splits(tmp_path: Path, rules: int) -> None:
     """rules=2 chooses the rows that 0.2 chose, rules=3 those of today: of data=h5, of a part of data=mixed, and for the

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import QUICK
+from common import QUICK, needs
 
 import lab
 from lab.config import check
@@ -167,6 +167,7 @@ def test_a_data_set_that_returns_single_samples(tmp_path: Path) -> None:
     np.testing.assert_allclose(node["std"], values.std((0, 2, 3)), rtol=1e-12)
 
 
+@needs("conf/data/mixed.yaml")
 @pytest.mark.slow
 def test_all_parts_of_a_mixture_count(tmp_path: Path) -> None:
     one, two = written(tmp_path / "a.h5", table(100)), written(tmp_path / "b.h5", table(50, seed=3) * 2)
@@ -332,6 +333,7 @@ class Endless:
             yield {"x": torch.ones(5)}
 
 
+@needs("conf/data/mixed.yaml")
 @pytest.mark.slow
 def test_a_stream_ragged_samples_and_parts_are_refused(tmp_path: Path) -> None:
     from samebits.data import Stream
@@ -472,6 +474,7 @@ def test_an_order_with_wrong_values_is_refused(tmp_path: Path, chain: str, more:
         compose(*words)
 
 
+@needs("conf/data/mixed.yaml")
 def test_parts_come_before_the_transforms_of_all(tmp_path: Path) -> None:
     part = ("data=mixed", "+data@data.parts.a=h5", "+data.weights.a=1", "data/transforms=[normalize]", *STATISTICS)
     own = ("+data/transforms@data.parts.a.transforms=missing", f"data.parts.a.{FIELDS[5:]}")
