@@ -29,7 +29,6 @@ from samebits.data import Loader, TrainPlan, shuffled
 
 CPU = torch.device("cpu")
 LARGE, SMALL = (3, 224, 224), (3, 32, 32)
-_WINDOW_S = 0.6
 PEERS = list(loader_peers.PEERS)
 # ours / peer, in the order of PEERS; None: a stronger variant of the peer before it, for comparison
 TARGETS = {
@@ -63,21 +62,21 @@ def limit(folder: Path, size: int, batch_size: int) -> Callable[[], Iterator[Ten
     return epoch
 
 
-def rate(epoch: Callable[[], Iterator[Tensor]]) -> float:
-    """Samples per second over whole epochs, at least _WINDOW_S: what was made ahead before then counts little."""
+def rate(epoch: Callable[[], Iterator[Tensor]], least_s: float) -> float:
+    """Samples per second over whole epochs, at least `least_s`: what was made ahead before then counts little."""
     began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < _WINDOW_S:
+    while time.perf_counter() - began < least_s:
         for batch in epoch():
             count += len(batch)
     return count / (time.perf_counter() - began)
 
 
-def epochs(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, rounds: int) -> None:
+def epochs(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, rounds: int, least_s: float) -> None:
     loader, stream = ring(folder, batch_size)
     bare = limit(folder, size, batch_size)
     ways: dict[str, Callable[[], float]] = {
-        "ours (threads)": lambda: rate(lambda: itertools.islice(stream, size // batch_size)),
-        "limit: bare index_select": lambda: rate(bare),
+        "ours (threads)": lambda: rate(lambda: itertools.islice(stream, size // batch_size), least_s),
+        "limit: bare index_select": lambda: rate(bare, least_s),
     }
     names: dict[str, list[str]] = {}
     for name, (way, workers) in loader_peers.PEERS.items():
@@ -89,7 +88,7 @@ def epochs(folder: Path, size: int, shape: tuple[int, ...], batch_size: int, rou
                 break
             key = f"{name}/{num_workers}"
             names.setdefault(name, []).append(key)
-            ways[key] = lambda epoch=epoch: rate(epoch)
+            ways[key] = lambda epoch=epoch: rate(epoch, least_s)
     rates: dict[str, list[float]] = {key: [] for key in ways}
     for _ in range(rounds + (rounds > 1)):  # the first of several warms up
         for key, way in ways.items():
@@ -178,7 +177,7 @@ class Busy:
         return {"x": self.values}
 
 
-def workers(size: int, shape: tuple[int, ...], rounds: int) -> None:
+def workers(size: int, shape: tuple[int, ...], rounds: int, least_s: float) -> None:
     dataset = Busy(size, shape)
     plan = TrainPlan(shuffled(dataset, 0), 64, [64], 0, 1, 0)
     loader = Loader(dataset, plan, CPU, kind="workers", num_workers=2, seed=0)
@@ -186,8 +185,8 @@ def workers(size: int, shape: tuple[int, ...], rounds: int) -> None:
     peer: Any = DataLoader(dataset, 64, shuffle=True, num_workers=2, persistent_workers=True)  # type: ignore[arg-type]
     rates: dict[str, list[float]] = {"ours (workers)": [], "DataLoader, 2 workers": []}
     for _ in range(rounds + (rounds > 1)):
-        rates["ours (workers)"].append(rate(lambda: itertools.islice(stream, size // 64)))
-        rates["DataLoader, 2 workers"].append(rate(lambda: (batch["x"] for batch in peer)))
+        rates["ours (workers)"].append(rate(lambda: itertools.islice(stream, size // 64), least_s))
+        rates["DataLoader, 2 workers"].append(rate(lambda: (batch["x"] for batch in peer), least_s))
     ours, theirs = (statistics.median(found[-rounds:]) for found in rates.values())
     print(f"\n| 0.2 ms of Python a sample of {np.prod(shape) / 1000:.0f} KB | samples/s |\n|---|---|")
     print(f"| ours (2 workers) | {ours:,.0f} |\n| DataLoader, 2 workers | {theirs:,.0f} |")
@@ -200,6 +199,7 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=2000, help="samples of 150 KB")
     parser.add_argument("--small", type=int, default=50_000, help="samples of 3 KB")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--least-s", type=float, default=0.6, help="seconds that each way is measured for in a round")
     parser.add_argument("--folder", default=None, help="where the files are written and deleted again")
     parser.add_argument("--only", nargs="*", default=["epochs", "gap", "step", "workers"])
     options = parser.parse_args()
@@ -210,13 +210,13 @@ def main() -> None:
             if set(options.only) - {"workers"}:
                 loader_peers.write(folder, size, shape)
             if "epochs" in options.only:
-                epochs(folder, size, shape, 256, options.rounds)
+                epochs(folder, size, shape, 256, options.rounds, options.least_s)
             if shape == LARGE and "gap" in options.only:
                 gap(folder, size, shape, options.rounds)
             if shape == LARGE and "step" in options.only:
                 step(folder, size, shape, options.rounds)
         if shape == LARGE and "workers" in options.only:
-            workers(min(size, 2000), shape, options.rounds)
+            workers(min(size, 2000), shape, options.rounds, options.least_s)
 
 
 if __name__ == "__main__":

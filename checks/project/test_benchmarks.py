@@ -58,7 +58,7 @@ SMALL = {
     "benchmarks/fsdp_host.py": f"{ONE} --layers 1",
     "benchmarks/head.py": f"{ONE} --tokens 64 --width 16 --vocabulary 100 --steps 1",
     "benchmarks/image_stages.py": f"{ONE} --batch 4 --rows 16 --folder {{}}",
-    "benchmarks/loader_figures.py": f"{ONE} --large 256 --small 256 --folder {{}}",
+    "benchmarks/loader_figures.py": f"{ONE} --large 256 --small 256 --least-s 0.02 --folder {{}}",
     "benchmarks/pack.py": f"{ONE} --samples 8 --images {{}}/images --folder {{}}",
     "benchmarks/read_chunks.py": "{} --quick",
     "benchmarks/read_cold.py": "{} --quick",
