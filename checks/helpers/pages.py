@@ -48,7 +48,7 @@ NOT_RUN = (
         "checks/sweeps/test_ray.py::test_a_job_goes_on_where_its_node_was_lost_and_one_that_fails_ends_no_other",
     ),
     (
-        r"\./run tune loader lr ", "the time of the command before it, which runs these stages too",
+        r"\./run tune ", "ten seconds of trials, all of which this test tries",
         "checks/project/test_tune.py::test_the_command_prints_overrides_that_train",
     ),
 )  # fmt: skip
