@@ -168,5 +168,5 @@ def test_no_login_at_all(tmp_path: Path, bucket: Any, monkeypatch: pytest.Monkey
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.delenv(f"AWS_{name}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"Unable to locate credentials; for s3://, set AWS_ACCESS_KEY_ID .*tried 3 times"):
+    with pytest.raises(ConfigError, match=r"Unable to locate credentials; for s3://, set AWS_ACCESS.*tried 3 times"):
         values(INDEX)
