@@ -63,7 +63,7 @@ def read_csv(file: Path, options: PackOptions) -> Any:
     reading = arrow.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False, encoding=encoding)
     if not raw:
         raise ConfigError(f"{file} is empty")
-    if options.header is not False and len(raw.splitlines()) == 1:
+    if options.header is not False and not re.search(rb"[\r\n]", raw):
         raise ConfigError(f"{file} has no rows, only a line of column names; header=False reads that as a sample")
     reading.block_size = min(max(1 << 20, len(raw)), MOST_BLOCK)
     parsing = arrow.ParseOptions(delimiter=separator, newlines_in_values=True, escape_char=options.escape or False)
