@@ -31,7 +31,7 @@ class TrainerConfig:
     """The options of the training loop; conf/trainer/single.yaml explains them."""
 
     strategy: Annotated[str, option("single", "ddp", "dp", "fsdp")] = "single"
-    max_epochs: Annotated[float | None, Rule(above=0, at_most=1e9)] = 20
+    max_epochs: Annotated[float | None, Rule(above=0, at_most=10**9)] = 20
     max_steps: Annotated[int | None, Rule(at_least=0)] = None
     global_batch_size: Annotated[int, Rule(at_least=1)] = 64
     clip_norm: Annotated[float | None, Rule(above=0)] = 1.0

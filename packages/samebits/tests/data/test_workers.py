@@ -385,7 +385,7 @@ CASES = [  # the kind of data set; data.loader and data.num_workers; the fault
 @pytest.mark.parametrize(("kind", "reader", "fault"), CASES)
 def test_a_data_set_that_fails_is_named_with_row_and_split(kind: str, reader: tuple[str, int], fault: str) -> None:
     """In whatever way it fails, and whoever reads it: here, a thread or a worker process."""
-    _, says, collate_says, _ = FAULTS[fault]
+    _, says, collate_says, dies = FAULTS[fault]
     of_batch = kind == "gather" or (kind == "collate" and fault in ("text", "shape", "keys"))
     where = "sample 33 of split val" if kind == "stream" else BATCH if of_batch else "row 33 of split val"
     if reader[0] in ("device", "threads"):  # several batches are read at once: all, or the first, then 2, then 4
@@ -395,13 +395,14 @@ def test_a_data_set_that_fails_is_named_with_row_and_split(kind: str, reader: tu
     seen_by = rf"\({type(data).__name__}, {where}\)(; see docs/troubleshooting\.md#data-worker-died)?$"
     message = rf"(?s)^data: .*{collate_says if kind == 'collate' else says}.*{seen_by}"
     with (
-        pytest.raises((DataFailed, ConfigError), match=message),
+        pytest.raises((DataFailed, ConfigError), match=message) as raised,
         Loader(
             Stream(data, 40) if kind == "stream" else data, EvalPlan(40, 7, 0, 1), CPU, kind=reader[0],
             num_workers=reader[1], seed=0, split="val",
         ) as batches,
     ):  # fmt: skip
         list(batches)
+    assert not dies or raised.value.short == "a data worker died\n"  # the ranks print this in place of a traceback
 
 
 def test_what_cannot_be_pickled_is_named() -> None:

@@ -216,10 +216,12 @@ class Workers:
         hint = LIKELY_CAUSES.get(-(code or 0), " (it crashed in native code)")
         if code is not None and code >= 0:
             hint = " (its code ended the process, for example by os._exit)"
-        return DataFailed(
+        died = DataFailed(
             f"data: worker {worker} (pid {pid}) died with exit code {code}{hint}; data.num_workers=0 shows where "
             f"({self._samples.place(rows)}); see docs/troubleshooting.md#data-worker-died"
         )
+        died.short = "a data worker died\n"  # the traceback of this process would not show where
+        return died
 
     def close(self) -> None:
         """End the workers. It can be called twice."""
