@@ -654,6 +654,20 @@ def test_what_cannot_be_trained_on_is_named(tmp_path: Path, make: Callable[[h5py
     assert "train" not in text.replace("for training", "")
 
 
+def test_rows_of_one_episode_are_no_data_set(tmp_path: Path) -> None:
+    """Robomimic writes a group for each episode; others write one for each sample."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for k in range(6):
+            file[f"data/demo_{k}/obs/image"] = np.zeros((30 + k, 4, 4, 3), np.uint8)
+            file[f"data/demo_{k}/dones"] = np.arange(30 + k) % 2
+        assert choose(file) is None
+        assert "is in one of 6 groups with the same fields" in "\n".join(meaning_of(file, "x.h5"))
+        file["images"], file["labels"] = np.zeros((33, 5), np.float32), np.arange(33) % 2
+        choice = choose(file)
+        assert choice is not None
+        assert choice.x.shape[0] == 33  # cameras, for example, may be numbered
+
+
 def test_the_rows_names_of_pandas_are_no_field(tmp_path: Path) -> None:
     rows = np.zeros(ROWS, [("index", "i8"), ("values_block_0", "f8", (2,)), ("label", "i1")])
     rows["index"], rows["label"] = np.arange(ROWS), np.arange(ROWS) % 2

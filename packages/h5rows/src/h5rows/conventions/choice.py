@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ ABOUT = re.compile(
     r"^(general|specifications|file_create_date)(/|$)|(^|/)(timestamps|control|id|electrodes)$|/timeseries$|_index$"
 )
 LATER = re.compile(r"^(processing/behavior|stimulus)/")  # NWB: what is predicted from the other fields
+NUMBERED = re.compile(r"((?:[^/]+/)*?[^/]*\d)/(.+)")  # a numbered group, and the rest of the path
 # internal objects of the programs, in addition to the data
 INNER = re.compile(
     r"(^|/)(#refs#|#subsystem#|__categories|_i_[^/]*|_index|axis\d+|indptr|indices|categories|codes)(/|$)"
@@ -175,6 +177,8 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
         return None
     refused = {} if refused is None else refused
     found = candidates(file, kind, group, refused=refused)
+    if kind == "plain":
+        found = _without_numbered(found, refused)
     if kind == "pandas":  # the index contains the names of the rows
         found = [each for each in found if not each.name.endswith("/table/index")]
     if kind == "matlab":
@@ -204,6 +208,28 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
     if numbers and y is not None and y.dtype.kind in "iu":
         settings["num_outputs"] = y.size
     return Choice(x, y, settings, "regression" if numbers else "classification")
+
+
+def _without_numbered(found: list[Candidate], refused: dict[str, str]) -> list[Candidate]:
+    """Return the fields without those of at least FEWEST groups that have the same members and are numbered, such as
+    data/demo_0: the rows of one sample or episode are not a data set. A field stays if one elsewhere has as many rows.
+    refused: the other fields of the file, name -> reason; receives what is left out."""
+    members: dict[str, set[str]] = {}
+    for name in [*(each.name for each in found), *refused]:
+        if numbered := NUMBERED.fullmatch(name):
+            members.setdefault(numbered[1], set()).add(numbered[2])
+    kinds = {group: (group.rstrip("0123456789"), frozenset(names)) for group, names in members.items()}
+    count = Counter(kinds.values())
+    several = {group: count[kind] for group, kind in kinds.items() if count[kind] >= FEWEST}
+    inside = {each.name: numbered[1] for each in found if (numbered := NUMBERED.fullmatch(each.name))}
+    rows = {each.shape[0] for each in found if inside.get(each.name) not in several}
+    for each in found:
+        if each.shape[0] not in rows:
+            refused[each.name] = (
+                f"is in one of {several[inside[each.name]]} groups with the same fields, such as episodes; join their "
+                "rows with h5rows.write"
+            )
+    return [each for each in found if each.shape[0] in rows]
 
 
 def _with_the_same_rows(file: h5py.File, found: list[Candidate]) -> list[Candidate]:
