@@ -323,7 +323,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("samebits/sweeps/report/analyse.py", "if most and group.runs(objective) == most",
      "if most and group.runs(objective)",
      "packages/samebits/tests/sweeps/test_paper_table.py::test_every_number_is_that_of_a_few_lines_by_hand"),
-    ("samebits/sweeps/report/analyse.py", "test_to_train=self.test_to_train)", "test_to_train=0)",
+    ("samebits/sweeps/report/analyse.py", "self.scores(objective), self.test_to_train)", "self.scores(objective), 0)",
      "packages/samebits/tests/sweeps/test_fold_report.py::test_the_mean_is_over_folds_and_its_interval_is_corrected"),
     ("samebits/sweeps/report/review.py", '"interval": group.interval(o)', '"interval": None',
      "packages/samebits/tests/sweeps/"

@@ -91,7 +91,8 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     for recipe in ("experiment", "debug"):
         if isinstance(values.get(recipe), dict):
             raise ConfigError(f"{recipe}: its yaml must begin with '# @package _global_'")
-    below_outputs(values.get("name"))  # first, because logger.project interpolates it
+    if "name" in values:
+        below_outputs(values["name"])  # first, because logger.project interpolates it
     root = typed(RootConfig, values, moved=PROJECT.moved_keys)
     data = split_own(root.data, DataConfig, "data")[0]
     split_own(root.optim, OptimConfig, "optim")  # checks the keys of `optim` before they are merged

@@ -1,7 +1,7 @@
 """Devices for tests on a CPU: blocks in which the host must not wait for the device, and hidden GPUs.
 
     with refused():
-        model(batch)
+        loss.backward()
 
 Input: a block of code, or the steps of runs. Output: the steps that were checked. Errors: Waited, with operation and
 line, when the host waits for the device.
