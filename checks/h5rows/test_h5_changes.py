@@ -116,7 +116,8 @@ sys.exit(train.main())
 def test_a_file_that_is_cut_while_it_is_mapped(ranks: int, tmp_path: Path) -> None:
     """The run dies by SIGBUS, with its stack, and goes on once the file is whole again. A process may end by SIGSEGV
     after its stack was written, because faulthandler then reads the frames of threads that run. If the loop reads the
-    file while the loader's thread writes its stack, the process ends there, and the text is cut."""
+    file while the loader's thread writes its stack, the process ends there, and the text is cut. If both fault at once,
+    faulthandler writes one stack, and the thread without one may end the process first."""
     data, run = tmp_path / "digits.h5", tmp_path / "run"
     shutil.copy(PROJECT / "data" / "digits.h5", data)
     whole = data.read_bytes()
@@ -128,7 +129,8 @@ def test_a_file_that_is_cut_while_it_is_mapped(ranks: int, tmp_path: Path) -> No
     died = warm.run(command, env={**os.environ, "CUT": str(data)}, **said)
     stack = died.stderr if ranks == 1 else status(run)["traceback"]
     assert "Fatal Python error: " in stack
-    assert "h5rows/reading/readers.py" in stack or stack.endswith("Fatal Python error: ")
+    both = stack.count("Fatal Python error: ") == 2
+    assert both or "h5rows/reading/readers.py" in stack or stack.endswith("Fatal Python error: ")
     if ranks == 1:
         assert died.returncode in (-signal.SIGBUS, -signal.SIGSEGV)
         assert status(run)["status"] == "running"

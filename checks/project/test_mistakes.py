@@ -186,7 +186,7 @@ VALUES = [
     row("optim.lr=-0.1", "optim.lr: must be >= 0, got -0.1"),
     row("optim=sgd optim.momentum=1", "optim.momentum: must be < 1, got 1"),
     row("optim=lookahead optim.alpha=0", "optim.alpha: must be > 0, got 0", needs("conf/optim/lookahead.yaml")),
-    row("trainer.max_epochs=1e308", "trainer.max_epochs: must be <= 1e+09, got 1e+308"),
+    row("trainer.max_epochs=1e308", "trainer.max_epochs: must be <= 1,000,000,000, got 1e+308"),
     row("hardware.num_threads=100000", "hardware.num_threads: must be <= 1,024, got 100000"),
     row("data.num_workers=100000", "data.num_workers: must be <= 1,024, got 100000"),
     row("name=null", "name: must be a folder below outputs/, got null"),
