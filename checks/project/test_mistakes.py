@@ -145,6 +145,12 @@ NO_EFFECT = [
         for shows in ("--cfg job", "--cfg=job", "-c job", "--help", "-h", "--info")
         for resume in ("resume=outputs/run", "resume=auto")
     ),
+    row("hydra.job.name=x", "hydra.job.name=x: has no effect - set name=..., the folder of the run below outputs/, or remove it"),
+    row("-m hydra.job.name=x seed=1,2", "hydra.job.name=x: has no effect - [...]"),
+    *(experiment(text, f"{line}: {OF_A_MULTIRUN}") for text, line in {
+        "sweep: {fail_fast: true}": "sweep.fail_fast=true", "hydra: {sweeper: {params: {seed: '1,2'}}}": "hydra.sweeper.params=a mapping",
+    }.items()),
+    experiment("defaults: [{override /model: mlp}, {override /optim: sgd}, {override /model: resnet}]", "FILE: `override /model` is twice in its defaults list, so the second has no effect - remove one"),
     experiment("task: {metrics: {}}", "FILE: task.metrics: {}: has no effect, because Hydra keeps the entries of task.metrics - write {accuracy: null}"),
     experiment("task: {metrics: {}}", "job 0 (data=synthetic experiment=new): FILE: task.metrics: {}: has no effect, because [...]", "-m"),
     row("data.split_by=y", "data.split_by=y: has no effect without data.split_ratio - add data.split_ratio=80/10/10, or remove it"),
@@ -174,7 +180,7 @@ OF_THE_COMMAND = [
     row("task=gan +optim@optim.objectives.critic=sgdd", "optim=sgdd: no such option - did you mean optim=sgd? (optim has: [...]", GAN),
     row("hydra.run.dir=", "hydra.run.dir: is empty - set a folder, hydra.run.dir=..., or remove it to use a folder below outputs/"),
     row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - set a folder, hydra.sweep.dir=..., or remove it to use a folder below outputs/"),
-    row("-m seed=0 data=h5 data.path=", "job 0 (data=h5 seed=0 data.path=): data.path: is empty - set data.path=..., or remove it"),
+    row("-m seed=0 data=h5 data.path=", "job 0 (seed=0 data=h5 data.path=): data.path: is empty - set data.path=..., or remove it"),
     row("hydra.run.dir=TMP/file/a", "TMP/file/a: Not a directory - the run directory cannot be created; set another one, hydra.run.dir=... (to resume: hydra.run.dir=RUN resume=auto)", files={"file": ""}),
 ]  # fmt: skip
 # what the check of a composed config says
@@ -386,10 +392,12 @@ def call(
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, list[str]]:
-        folders = [f"hydra.run.dir={tmp_path}/a"]
+        defaults = ["data=synthetic", f"hydra.run.dir={tmp_path}/a"]
         if "-m" in arguments:
-            folders.append(f"hydra.sweep.dir={tmp_path}/sweep")
-        monkeypatch.setattr(sys, "argv", ["train.py", *folders, *arguments])
+            defaults.append(f"hydra.sweep.dir={tmp_path}/sweep")
+        keys = {argument.partition("=")[0] for argument in arguments}
+        defaults = [text for text in defaults if text.partition("=")[0] not in keys]
+        monkeypatch.setattr(sys, "argv", ["train.py", *defaults, *arguments])
         capsys.readouterr()
         status = train.main()
         said = capsys.readouterr()
@@ -421,7 +429,7 @@ def test_a_mistake_that_composing_finds(
 ) -> None:
     words = prepared(tmp_path, command, files)
     before = set(tmp_path.rglob("*"))
-    status, (shown,) = call("data=synthetic", *words)
+    status, (shown,) = call(*words)
     assert is_line(shown, line, tmp_path), shown
     assert status == 2
     assert not started
@@ -732,6 +740,17 @@ def test_a_mistake_found_after_a_checkpoint_leaves_the_run(tmp_path: Path, monke
     with pytest.raises(ConfigError, match=r"task\.metrics\.accuracy: wrong"):
         start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2")
     assert list((tmp_path / "a" / "checkpoints").iterdir())
+
+
+def test_a_line_for_each_key_that_a_later_argument_sets_again(call: Call, started: list[Any]) -> None:
+    """Also if they are not neighbors, as in a script's command with a user's arguments. Equal values are no change."""
+    words = ("optim=sgd", "optim.lr=1", "seed=3", "optim=adamw", "name=x", "++optim.lr=2", "name=x")
+    lines = [f"{one}: has no effect, because {other} comes after it" for one, other in (
+        ("optim=sgd", "optim=adamw"), ("optim.lr=1", "optim.lr=2"),
+    )]  # fmt: skip
+    assert call(*words) == (0, lines)
+    [(cfg, *_)] = started
+    assert (cfg.optim.lr, cfg.optim._target_) == (2, "torch.optim.AdamW")
 
 
 def test_hydra_s_traceback_comes_before_the_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

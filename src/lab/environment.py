@@ -34,6 +34,7 @@ from samebits.host import (
 from samebits.world import backend
 
 CHANGED = re.compile(r'^(?:diff --git "?a/(.*?)"? "?b/|# \w+, not in this patch: (.*))', re.MULTILINE)
+OF_A_START = ("resume=", "sweep=", "sweep.", "hydra/", "hydra.")
 STRATEGIES = ("single", "ddp", "fsdp")
 
 
@@ -77,7 +78,11 @@ def facts() -> dict[str, Any]:
 
 def choices(overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return what `./run train <overrides>` would choose on this machine, without a run. Raise ConfigError for a
-    mistake in the config, or if its data or model cannot be built. The loader is measured for a moment."""
+    mistake in the config, for an override that only a start reads, or if its data or model cannot be built. The loader
+    is measured for a moment."""
+    for text in overrides:
+        if text.lstrip("+~").startswith(OF_A_START):
+            raise ConfigError(f"{text}: has no effect here, because no run is started - remove it")
     config = check(compose_here(PROJECT, overrides, Path.cwd()))
     processes = {}
     for strategy in STRATEGIES:

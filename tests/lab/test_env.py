@@ -14,6 +14,7 @@ import torch
 from common import QUICK, ROOT
 
 import lab.environment
+from samebits.errors import ConfigError
 from samebits.testing import start_run
 from samebits.testing.processes import called
 
@@ -42,6 +43,16 @@ def test_it_says_what_a_run_records_and_chooses(tmp_path: Path) -> None:
     assert chosen["micro_batch_sizes"] == [6] * 4
     assert f"loader={chosen['loader']}\n" in log
     assert chosen["backend"] is None
+
+
+@pytest.mark.parametrize(
+    "given", ["resume=auto", "sweep=lr", "sweep.fail_fast=true", "hydra.run.dir=x", "hydra/launcher=pool"]
+)
+def test_what_only_a_start_reads_is_refused(given: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^{re.escape(given)}: has no effect here, because no run is started - remove"
+    ):
+        lab.environment.choices(["optim.lr=1", given])
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from samebits.config.compose import (
         absolute as absolute,
         as_started as as_started,
+        check_job_name as check_job_name,
         check_used as check_used,
         compose_here as compose_here,
         composed as composed,

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from samebits.config import yamls
-from samebits.config.messages import check_arguments, explain, given_twice
+from samebits.config.messages import check_arguments, explain, given_twice, say_repeated
 from samebits.config.wandb_agent import from_agent, run_folder
 from samebits.errors import ConfigError
 from samebits.project import Project
@@ -96,6 +96,7 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
         raise ConfigError(
             "--experimental-rerun: not supported, because it unpickles a file - to resume a run, give resume=PATH"
         )
+    say_repeated(args.overrides)
     # 1.4 requires an allowlist, and no version_base (see initialize)
     options: dict[str, Any] = {"execution_whitelist": project.allowed} if HYDRA_14 else {"version_base": None}
 
@@ -288,6 +289,7 @@ def _composed(project: Project, overrides: Sequence[str], with_hydra: bool) -> D
 def compose_here(project: Project, overrides: Sequence[str], cwd: Path) -> DictConfig:
     """Return the resolved config for these overrides without a command line, for a notebook or a script."""
     yamls.check_bare(overrides, project.conf)
+    say_repeated(overrides)
     try:
         cfg = _composed(project, overrides, with_hydra=False)
     except Exception as error:
@@ -319,6 +321,14 @@ def check_used(conf: Path, cfg: DictConfig, overrides: Sequence[str]) -> None:
             remedy = f"{{{', '.join(f'{name}: null' for name in kept)}}}" if file else ""
             remedy = remedy or " ".join(f"'~{key}.{name}'" for name in kept)
             raise ConfigError(f"{given}: has no effect, because Hydra keeps the entries of {key} - write {remedy}")
+
+
+def check_job_name(cfg: DictConfig, hydra: Any) -> None:
+    """Raise ConfigError for hydra.job.name=... on the command line, unless a value refers to it."""
+    typed = plain(hydra.overrides.hydra, resolve=False)
+    given = next((text for text in typed if text.lstrip("+").startswith("hydra.job.name=")), None)
+    if given is not None and "job.name}" not in f"{plain(cfg, resolve=False)}{plain(hydra, resolve=False)}":
+        raise ConfigError(f"{given}: has no effect - set name=..., the folder of the run below outputs/, or remove it")
 
 
 def resolved(project: Project, cfg: DictConfig, cwd: Path) -> DictConfig:

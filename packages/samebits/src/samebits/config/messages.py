@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -136,6 +137,16 @@ def given_twice(overrides: Sequence[str]) -> tuple[str, str, str] | None:
         if key == again and one != other:
             return key, one, other
     return None
+
+
+def say_repeated(overrides: Sequence[str]) -> None:
+    """Print a line for each key that two overrides set to different values, because Hydra takes the last. If the last
+    is +key=..., Hydra refuses it."""
+    last = {text.lstrip("+").partition("=")[0]: text for text in overrides}
+    for one in (text.lstrip("+") for text in overrides):
+        after = last[one.partition("=")[0]]
+        if after.lstrip("+") != one and not re.match(r"\+[^+]", after):
+            print(f"{one}: has no effect, because {after.lstrip('+')} comes after it", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:

@@ -111,6 +111,14 @@ def emptied(overrides: Sequence[str], conf: Path) -> Iterator[tuple[str, Path]]:
             yield from ((key, file) for key, value in walk(content) if value == {})
 
 
+def overridden_twice(content: Any) -> str | None:
+    """Return the first `override /group` that is twice in a defaults list; None if there is none."""
+    listed = content.get("defaults") if isinstance(content, Mapping) else None
+    mappings = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    found = [str(key) for one in mappings for key in one]
+    return next((key for key in found if key.startswith("override ") and found.count(key) > 1), None)
+
+
 def not_utf8(argv: Sequence[str], conf: Path) -> str | None:
     """Return the line for the first yaml that is not UTF-8, composed ones first; None if all are."""
     names = [*chosen(argv), *(more for name, _, content in composed(argv, conf) for more in included(name, content))]
@@ -151,6 +159,10 @@ def check_bare(argv: Sequence[str], conf: Path) -> None:
             raise ConfigError(
                 f"{file}: starts with a byte order mark (BOM), so Hydra ignores its '# @package' - save it as UTF-8 "
                 "without BOM"
+            )
+        if twice := overridden_twice(content):
+            raise ConfigError(
+                f"{file}: `{twice}` is twice in its defaults list, so the second has no effect - remove one"
             )
         for key, value in dotted(content, package(file, name)):
             *outer, last = key.split(".")

@@ -20,6 +20,7 @@ from samebits import early_signals
 from samebits.config import (
     agents_run,
     as_started,
+    check_job_name,
     missing_defaults,
     recipe_hint,
     remove_if_empty,
@@ -28,7 +29,7 @@ from samebits.config import (
 from samebits.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
 from samebits.project import Program
 from samebits.runs import choose_run
-from samebits.schema import plain
+from samebits.schema import plain, show
 from samebits.sweeps.job import run_job
 from samebits.world import become_rank, dist_env, run_rendezvous
 
@@ -123,12 +124,15 @@ def train_one(program: Program, cfg: DictConfig) -> int:
 
 
 def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
-    """Raise ConfigError for overrides that have no effect on a single run."""
+    """Raise ConfigError for overrides, and values of a yaml, that have no effect on a single run."""
     hydra = HydraConfig.get()
     typed = [*overrides, *plain(hydra.overrides.hydra, resolve=False)]
+    check_job_name(cfg, hydra)
     if cfg.sweep.name is not None:
         raise ConfigError(f"sweep={cfg.sweep.name}: only for a multirun - add -m")
-    for text in typed:
+    of_yamls = {f"sweep.{key}": value for key, value in plain(cfg.sweep, resolve=False).items()}
+    of_yamls["hydra.sweeper.params"] = plain(hydra.sweeper, resolve=False).get("params")
+    for text in [*typed, *(f"{key}={show(value)}" for key, value in of_yamls.items() if value)]:
         if text.lstrip("+~").startswith(OF_A_MULTIRUN):
             raise ConfigError(f"{text}: only for a multirun, has no effect here - add -m, or remove it")
         if cfg.resume not in (None, "auto") and text.startswith("hydra.run.dir="):

@@ -12,6 +12,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
+from samebits.config import check_job_name
 from samebits.errors import PREEMPTED, ConfigError, RunFailed
 from samebits.files import amount
 from samebits.project import Program
@@ -77,6 +78,7 @@ def opened(project: Program, master: DictConfig) -> tuple[SweepConfig, Ledger]:
     if plain(master.resume) not in (None, "auto"):
         raise ConfigError("resume: only for single runs - remove it; to resume a sweep, give sweep=NAME again")
     given = {override.partition("=")[0]: override for override in plain(master.hydra.overrides.hydra, resolve=False)}
+    check_job_name(master, master.hydra)
     if "hydra.run.dir" in given and "hydra.sweep.dir" not in given:
         raise ConfigError(f"{given['hydra.run.dir']}: has no effect on a sweep's jobs - remove it, and give sweep=NAME")
     subdir = plain(master.hydra.sweep, resolve=False)["subdir"]
