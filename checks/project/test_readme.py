@@ -99,7 +99,9 @@ def test_its_figures_are_those_of_the_benchmarks() -> None:
     assert not set(found) - results
 
 
-@pytest.mark.parametrize("typed", ["./run", "./run tain", "./run evalutate", "./run x", "./run xyz"])
+@pytest.mark.parametrize(
+    "typed", ["./run", "./run tain", "./run trian", "./run evalutate", "./run x", "./run xyz", "./run --hlep"]
+)
 def test_run_shows_its_commands_and_sets_nothing_up(tmp_path: Path, bare: Path, typed: str) -> None:
     for name in ("run", "pyproject.toml"):
         shutil.copy2(ROOT / name, tmp_path / name)
@@ -108,9 +110,12 @@ def test_run_shows_its_commands_and_sets_nothing_up(tmp_path: Path, bare: Path, 
         assert done.stderr.startswith("usage: ./run COMMAND")
         assert {f"{name}.py" for name in re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE)} > set(THIN)
     else:
-        meant = {"tain": "train", "evalutate": "evaluate"}.get(command := typed.removeprefix("./run "))
+        meant = {"tain": "train", "trian": "train", "evalutate": "evaluate"}.get(
+            command := typed.removeprefix("./run ")
+        )
         hint = f" - did you mean ./run {meant}?" if meant else ""
-        assert done.stderr == f"no such command: {command}{hint} (./run --help lists all)\n"
+        what = f"option: {command} - write the command first, ./run COMMAND {command}" if command[0] == "-" else ""
+        assert done.stderr == f"no such {what or f'command: {command}{hint}'} (./run --help lists all)\n"
     assert not (tmp_path / ".venv").exists()
 
 

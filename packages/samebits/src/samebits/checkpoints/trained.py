@@ -54,10 +54,15 @@ def change_value(cfg: DictConfig, override: str) -> None:
 
     try:
         parsed = OverridesParser.create().parse_override(override)
-    except HydraException as error:
+    except HydraException:
+        if Path(override).exists():
+            raise ConfigError(
+                f"{override}: is a second run, but this command reads one - repeat it for each, or average their "
+                "outputs with ./run predict RUN RUN"
+            ) from None
         raise ConfigError(
-            f"{override!r}: write key=value, with quotes around text with special characters, "
-            f"key='a=b' ({str(error).splitlines()[0]})"
+            f"{override!r}: not a valid override - write key=value, and text with special characters in two kinds of "
+            "quotes, 'key=\"a=b\"'"
         ) from None
     key = parsed.key_or_group
     if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.package:
