@@ -5,14 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
+from multiprocessing import heap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from samebits.children import exited
+from samebits.children import Heartbeats, exited
+from samebits.errors import ConfigError
 from samebits.sweeps.job_process import FAULT, death
 from samebits.testing.processes import wait_for
 from samebits.world.launch import RankLauncher
@@ -88,3 +91,14 @@ def test_a_crash_while_the_stack_is_written_does_not_hide_the_first_error(
     launcher._record_death(tmp_path)
     (message,) = messages
     assert message.startswith(f"rank 0 was killed by {said}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_without_shared_memory_one_line_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: str) -> None:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "statvfs", missing)
+    monkeypatch.setattr(heap.BufferWrapper, "_heap", heap.Heap())  # a new one, which has no memory yet
+    with pytest.raises(ConfigError, match=r"^processes of ranks and jobs need shared memory \(.*'/dev/shm'\); mount "):
+        Heartbeats(multiprocessing, 2)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from samebits.children.parent import process_state
+from samebits.errors import ConfigError
 
 START_S = 600.0  # seconds until the first beat
 ABORT_S = 2.0  # seconds for a hung process to write its stack trace and end
@@ -48,11 +49,18 @@ class Heartbeat(ctypes.Structure):
 
 
 class Heartbeats:
-    """The heartbeats of `count` child processes. context: a context of multiprocessing."""
+    """The heartbeats of `count` child processes. context: a context of multiprocessing. Raise ConfigError if there is
+    no shared memory."""
 
     def __init__(self, context: Any, count: int) -> None:
         self._looked = time.monotonic()
-        self.shared = context.RawArray(Heartbeat, count)
+        try:
+            self.shared = context.RawArray(Heartbeat, count)
+        except OSError as error:
+            raise ConfigError(
+                f"processes of ranks and jobs need shared memory ({error}); mount /dev/shm - a single run with "
+                "trainer=single needs none"
+            ) from None
         for entry in self.shared:
             entry.until, entry.limit_s = self._looked + START_S, START_S
 
