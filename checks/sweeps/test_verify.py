@@ -308,12 +308,14 @@ def test_the_second_run_computes_as_the_first_was_decided_to(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_again")
-def test_two_ranks(tmp_path: Path) -> None:
-    """Stopped in the middle, where no checkpoint was due."""
+def test_two_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Stopped in the middle, where no checkpoint was due. Nobody is told to resume in a temporary folder."""
     ranks = ("trainer=fsdp", "hardware.num_procs=2", "process.stop_at_step=15")
     with pytest.raises(SystemExit):
         start_run(tmp_path / "run", *RUN, *ranks)
+    assert f"step 15, saved; resume with: resume={tmp_path}/run\n" in "".join(capfd.readouterr())
     found = recompute.verify(PROGRAM, tmp_path / "run")
+    assert "step 15, saved\n" in "".join(capfd.readouterr())
     assert (found.equal, found.steps) == (True, 15), found
     assert any(part.name.startswith("checkpoints/last_000000015") for part in found.parts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import math
+import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from samebits.schema import seconds
 from samebits.status import RESULT, read_status, shown, write_status
 from samebits.torch_private import skip_dynamo_import
 from samebits.world import (
+    NO_RESUME,
     HangWatchdog,
     StopRequest,
     World,
@@ -149,7 +151,8 @@ def finish(run_dir: Path, logger: Logger, stop: StopRequest, result: dict[str, A
         by = WANDB if stop.cause in ("SIGTERM", "SIGINT") and stopped_by_wandb() else stop.cause
         state = "interrupted" if by in ("SIGINT", WANDB) else "preempted"
         write_status(run_dir, state, signal=by, seconds=seconds)
-        logger.say(f"stopped by {by} at step {result['step']}, saved; resume with: resume={shown(run_dir)}")
+        remedy = "" if NO_RESUME in os.environ else f"; resume with: resume={shown(run_dir)}"
+        logger.say(f"stopped by {by} at step {result['step']}, saved{remedy}")
         return
     write_json(run_dir / RESULT, result | {"seconds": seconds})
     write_status(run_dir, "finished", seconds=seconds)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from samebits.world.stop import (
         AT_STEP as AT_STEP,
         MAX_TIME as MAX_TIME,
+        NO_RESUME as NO_RESUME,
         Stopped as Stopped,
         StopRequest as StopRequest,
         stop_on_signals as stop_on_signals,

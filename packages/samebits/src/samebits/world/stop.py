@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from samebits.world.collectives import World
 
 MAX_TIME, AT_STEP = "process.max_time", "process.stop_at_step"
+NO_RESUME = "LAB_NO_RESUME"  # an environment variable: set if the run's folder is removed when its command has ended
 CAUSES = ("", MAX_TIME, *(one.name for one in reversed(STOP_SIGNALS)))  # in rising priority: rank 0 uses the last one
 TELL_S = 0.2  # seconds between two broadcasts
 MOST_STEPS = 64  # maximum number of steps between two broadcasts

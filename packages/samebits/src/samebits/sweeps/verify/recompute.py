@@ -47,7 +47,7 @@ from samebits.schema import plain
 from samebits.signals import temporary_folder
 from samebits.status import CHECKPOINTS, METRICS, RESULT, read_status, step_of
 from samebits.sweeps.verify.compare import Part, compare_checkpoints, compare_metrics, compare_scores
-from samebits.world import AT_STEP, MAX_TIME, check_no_rank
+from samebits.world import AT_STEP, MAX_TIME, NO_RESUME, check_no_rank
 
 HERE, OWN = "here", "own"  # code of the second run: the current files; the run's commit
 ROUNDING = 1e-2  # relative difference that is allowed if the environment rounds differently
@@ -141,7 +141,7 @@ def verify(
         root, code = stack.enter_context(code_for(project, run, commit, diff))
         prepare(project, again, config, began, root)
         own = settings(project, cfg, began, ranks, None if at_end else last, root)
-        start(project, run, again, root, [*own, *overrides])
+        start(project, run, again, root, [*own, *overrides], removed=out is None)
         cfg = read_config(project, again)  # with the overrides
         now = read_json(again / ENVIRONMENT)
         unlike = surroundings_differ(began, now, cfg, ranks, again)
@@ -158,11 +158,19 @@ def verify(
     return Verdict(last, code, rounding, unlike, parts, hints)
 
 
-def start(project: Project, run: Path, again: Path, root: Path, overrides: Sequence[str]) -> None:
-    """Run the second run with the project in `root`. Raise ConfigError or RunFailed if it does not finish."""
+def start(
+    project: Project, run: Path, again: Path, root: Path, overrides: Sequence[str], removed: bool = False
+) -> None:
+    """Run the second run with the project in `root`. Raise ConfigError or RunFailed if it does not finish.
+
+    removed: True if its directory will be removed, so it must not print how to resume it."""
     command = [str(root / "src/train.py"), "resume=auto", f"hydra.run.dir={quote_value(str(again))}", *overrides]
     # the packages/ of other code take precedence over installed ones
-    env = {**os.environ} | ({} if root == project.root else {"PYTHONPATH": python_path(root)})
+    env = (
+        os.environ
+        | ({NO_RESUME: "1"} if removed else {})
+        | ({} if root == project.root else {"PYTHONPATH": python_path(root)})
+    )
     status = subprocess.run([sys.executable, *command], env=env, check=False).returncode
     if status == 130:
         raise KeyboardInterrupt
