@@ -16,7 +16,9 @@ from hydra_plugins.samebits_slurm import SlurmLauncher
 from hydra_plugins.samebits_sweep import PoolLauncher
 
 from samebits.errors import ConfigError
+from samebits.sweeps import Work, run_sweep
 from samebits.sweeps.launching import Launch
+from samebits.sweeps.options import SweepConfig
 from samebits.testing.processes import in_a_terminal, limit, wait_for
 
 
@@ -51,6 +53,20 @@ def test_the_first_signal_is_passed_on_and_only_a_second_ctrl_c_kills() -> None:
     assert kept.run() == signal.SIGTERM
     assert kept.asked == [signal.SIGTERM, "now"]
     assert Kept(lambda kept: None).run() is None
+
+
+def test_ctrl_c_in_a_launcher_of_others_ends_the_sweep_as_in_one_of_this_project(tmp_path: Path) -> None:
+    """hydra/launcher=joblib raises KeyboardInterrupt. What has ended by then is recorded."""
+
+    def launch(overrides: Any, first: int) -> None:
+        raise KeyboardInterrupt
+
+    ledger: Any = SimpleNamespace(directory=tmp_path)
+    launcher: Any = SimpleNamespace(launch=launch)
+    jobs: list[Any] = [SimpleNamespace(directory=tmp_path / key, key=key) for key in "ab"]
+    ended: list[Any] = []
+    assert run_sweep(launcher, Work(ledger, jobs, jobs, SweepConfig(), ended.append)) == signal.SIGINT
+    assert ended == jobs
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])

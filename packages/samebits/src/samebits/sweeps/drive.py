@@ -123,19 +123,21 @@ def run_sweep(launcher: Launcher, work: Work) -> signal.Signals | None:
     with launching(work.ledger.directory):
         if hasattr(launcher, "run_jobs"):
             return launcher.run_jobs(work)
-        run_with(launcher, work)
-    return None
+        return run_with(launcher, work)
 
 
-def run_with(launcher: Launcher, work: Work) -> None:
-    """Run the jobs with a launcher that is not of this project."""
-    jobs = list(work.jobs)
+def run_with(launcher: Launcher, work: Work) -> signal.Signals | None:
+    """Run the jobs with a launcher that is not of this project. Return SIGINT if Ctrl-C has ended it, or None."""
+    jobs, stopped = list(work.jobs), None
     try:
         launcher.launch([[f"sweep.job='{job.directory}'", f"hydra.sweep.subdir='{job.key}'"] for job in jobs], 0)
+    except KeyboardInterrupt:
+        stopped = signal.SIGINT
     except Exception as error:  # some launchers raise if a job was lost; each job's state is in its directory
         say(f"hydra/launcher: {type(error).__name__}: {error}")
     for job in jobs:
         work.on_end(job)
+    return stopped
 
 
 def conclude(

@@ -137,7 +137,8 @@ class Drive:
             return run_sweep(launcher, Work(self.ledger, jobs, total, options, self._ended))
         # other launchers take a batch and return when its last job has ended
         while batch := list(islice(jobs, self.study.config.n_jobs or 1)):
-            run_sweep(launcher, Work(self.ledger, batch, total, options, self._ended))
+            if stopped := run_sweep(launcher, Work(self.ledger, batch, total, options, self._ended)):
+                return stopped
         return None
 
     def _jobs(self, waiting: list[Trial]) -> Iterator[Job]:
