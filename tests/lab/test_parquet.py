@@ -419,6 +419,17 @@ def test_a_column_of_lists_cannot_group(tmp_path: Path) -> None:
         opened(tmp_path, {"x": "x"}, splits={"train": {"rows": [0, 0.5], "by": "g"}})
 
 
+def test_shards_that_are_missing_are_named_in_the_log(folder: Path, tmp_path: Path) -> None:
+    """By the names that Hugging Face gives them, with a hash or without."""
+    for name in ("train-00000-of-00004", "train-00003-of-00004-a09b74b3", "val-00000-of-00001", "part_2-of-9"):
+        (tmp_path / f"{name}.parquet").symlink_to(next(folder.rglob("*.parquet")))
+    assert opened(tmp_path).describe()[1:] == [
+        f"{tmp_path}/part_*-of-9: has 1 of 9 shards, without number 0",
+        f"{tmp_path}/train-*-of-00004: has 2 of 4 shards, without number 1",
+    ]
+    assert len(opened(folder).describe()) == 1
+
+
 def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"^data\.path: .*part-0\.parquet is named twice"):
         Parquet([str(folder), str(next(folder.rglob("part-0.parquet")))], FIELDS, ALL, "train")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -115,11 +116,12 @@ class Parquet(TableRows):
         return f"row {number - files.begins[files.file_of == file][0]} of {files.names[file]}"
 
     def describe(self) -> list[str]:
-        """Return a line for the log: number of files and row groups, how they are read."""
+        """Return lines for the log: number of files and row groups, how they are read; shards that are missing."""
         files, group = self.files, int(self.files.sizes.max()) * self.row_bytes
         cache = f"up to {in_words(self.cache_bytes)} of decoded row groups are kept"
         sizes = f"{amount(files.rows, 'row')} in {amount(len(files.sizes), 'row group')} of up to {in_words(group)}"
-        return [f"{files.where}: {amount(len(files.names), 'Parquet file')}, {sizes}; {cache}"]
+        whole = f"{files.where}: {amount(len(files.names), 'Parquet file')}, {sizes}; {cache}"
+        return [whole, *missing_shards(files.names)]
 
     def gather(self, rows: np.ndarray, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Write sample rows[i] into out[field][i] and return out. rows: (B,) int64. Thread-safe."""
@@ -349,6 +351,20 @@ def listed(path: str) -> list[str]:
     if not (found := sorted(name for name in found if name.endswith(".parquet") or name == path)):
         raise ConfigError(f"data.path={path}: no Parquet file found (the current directory is {Path.cwd()})")
     return found
+
+
+def missing_shards(names: Sequence[str]) -> list[str]:
+    """Return a line for each set of files, named train-00000-of-00005.parquet and so on, that is not whole."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        if shard := re.match(r"(.*\D)(\d+)-of-(\d+)(?!\d)", name):
+            found.setdefault((shard[1], shard[3]), set()).add(int(shard[2]))
+    first = {key: next((k for k in range(int(key[1])) if k not in numbers), None) for key, numbers in found.items()}
+    return [
+        f"{begin}*-of-{total}: has {len(found[begin, total]):,} of {int(total):,} shards, without number {number}"
+        for (begin, total), number in first.items()
+        if number is not None
+    ]
 
 
 def is_remote(name: str) -> bool:
