@@ -249,16 +249,20 @@ def make_eval_loader(
     train: Loader | None = None,
     whole: bool = False,
     rows: np.ndarray | None = None,
+    even: bool = False,
 ) -> Loader:
     """Return a loader that reads each sample once, divided over the ranks: all samples, or as many as
     trainer.max_eval_batches allows, spread evenly over the set.
 
     split: the set's name, for messages. whole: use all samples, whatever trainer.max_eval_batches is. rows: (N,) int64,
-    use only these rows, and add the field "row" to batches; None: all rows.
+    use only these rows, and add the field "row" to batches; None: all rows. even: leave out as many samples as are
+    needed for equally many on all ranks, so that no rank pads its last batch; needs trainer.max_eval_batches.
     """
     limit = None if whole else config.trainer.max_eval_batches
     # counted in global batches, so that the scored samples do not depend on the hardware
     count = None if limit is None else limit * config.trainer.global_batch_size
+    if even and count is not None:
+        count = min(count, len(dataset)) // world.size * world.size or count  # a set smaller than the ranks is padded
     # FSDP all-gathers weights in forward, some tasks all-gather outputs: all ranks need equally many batches
     in_step = config.trainer.pad_eval_batches or config.trainer.strategy == "fsdp"
     in_step = in_step or task_class(config).needs_global_batch
@@ -291,14 +295,14 @@ def make_bn_loader(
     config: Config, hardware: Hardware, dataset: Any, world: World, task: Task, train: Loader
 ) -> Loader | None:
     """Return a loader of Task.bn_update_batches training batches, spread evenly over the set, without random
-    transforms; None if the task has 0."""
+    transforms; None if the task has 0. All ranks have equally many rows, none of them padding."""
     if not task.bn_update_batches:
         return None
     config = replace(
         config, trainer=replace(config.trainer, max_eval_batches=task.bn_update_batches, pad_eval_batches=True)
     )
-    # not compiled, so that no batch is padded with copies of a row, which would count in the statistics
-    return make_eval_loader(config, replace(hardware, compile=None), dataset, "train", world, train)
+    # even and not compiled, so that no batch is padded with copies of a row, which would count in the statistics
+    return make_eval_loader(config, replace(hardware, compile=None), dataset, "train", world, train, even=True)
 
 
 def _loader(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,18 +123,22 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
     assert torch.equal(mean[1].running_mean, model[1].running_mean) == (statistics == 0)
 
 
-def test_the_statistics_of_a_compiled_run_are_of_each_row_once() -> None:
-    """Evaluation batches are padded then, with copies of a row, so that nothing is compiled again."""
+@pytest.mark.parametrize(("ranks", "sizes"), [(1, [25, 25, 10]), (7, [8] * 7)])
+def test_the_statistics_are_of_no_row_twice(ranks: int, sizes: list[int]) -> None:
+    """Evaluation batches may be padded with copies of a row: if they are compiled, and if the ranks have other numbers
+    of rows."""
     run = (*SMALL, *RESNET, "task.statistics=5", "hardware.eval_batch_size=25", "hardware.compile=true")
     experiment = Experiment.of_first_rank(Config.of(compose(*run)), apply=False)
-    config, train, world = experiment.config, experiment.sets["train"], experiment.world
+    config, train, images = experiment.config, experiment.sets["train"], list[Tensor]()
     with experiment.train_loader() as like:
-        loader = make_bn_loader(config, experiment.hardware, train, world, make_task(config), like)
-        assert loader is not None
-        with loader:
-            images = [batch["x"] for batch in loader]
-    assert [len(part) for part in images] == [25, 25, 10]  # 5 batches of 12
-    assert len(torch.cat(images).flatten(1).unique(dim=0)) == 60
+        for rank in range(ranks):
+            world = replace(experiment.world, rank=rank, size=ranks)
+            loader = make_bn_loader(config, experiment.hardware, train, world, make_task(config), like)
+            assert loader is not None
+            with loader:
+                images += [batch["x"] for batch in loader]
+    assert [len(part) for part in images] == sizes  # of 5 batches of 12
+    assert len(torch.cat(images).flatten(1).unique(dim=0)) == sum(sizes)
 
 
 @pytest.mark.slow
