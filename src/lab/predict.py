@@ -107,7 +107,7 @@ def rows_of(request: Prediction, members: list[Restored], world: World) -> Rows:
             loaders.append(experiment.eval_loader(request.split, whole=True))
             stack.callback(loaders[-1].close)
         for k, batches in enumerate(zip(*loaders)):
-            rows, real = loaders[0].plan(k)[1], loaders[0].size_and_real(k)[1]  # type: ignore[index]
+            rows, (size, real) = loaders[0].plan(k)[1], loaders[0].size_and_real(k)  # type: ignore[index]
             for member, loader in zip(members[1:], loaders[1:]):
                 if not np.array_equal(loader.plan(k)[1], rows):  # type: ignore[index]
                     raise ConfigError(
@@ -122,6 +122,12 @@ def rows_of(request: Prediction, members: list[Restored], world: World) -> Rows:
                     f"the model's outputs are {', '.join(found)} - leave this name out of --fields, or rename the "
                     "output in Task.predict"
                 )
+            for name, value in (values | found).items():
+                if np.shape(value)[:1] != (size,):
+                    raise ConfigError(
+                        f"{name}: has the shape {np.shape(value)} for {size} samples, but the first dimension must be "
+                        "the samples - leave it out of --fields, or pad it to one size per sample in Task.predict"
+                    )
             yield rows[:real], {name: value[:real] for name, value in (values | found).items()}
 
 

@@ -173,6 +173,17 @@ def test_outputs_keep_their_digits_and_names(runs: list[Path], tmp_path: Path, m
         del given[name]
 
 
+@pytest.mark.parametrize("shape", [(600, 3), (40,), ()])
+def test_values_that_are_not_one_per_sample_are_refused(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    """Of the predictions of all nodes of a batch of graphs, the first rows were written as those of the samples."""
+    monkeypatch.setattr("lab.predict.predicted", lambda *given: {"nodes": torch.zeros(shape)})
+    with pytest.raises(ConfigError, match=r"nodes: has the shape .* samples - .* pad it to one size per sample"):
+        write(Prediction(runs[:1], "test", tmp_path / "out.h5", [], []), 1, False)
+    assert not list(tmp_path.iterdir())
+
+
 ENDLESS = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT / "src")!r})
