@@ -22,7 +22,7 @@ from samebits.loggers import Logger
 from samebits.parallel import RankTiming
 from samebits.profiling import SampleCost
 from samebits.shards import ReplicaChecks, numbers_in
-from samebits.steps import rng_bytes, set_rng_bytes, set_rng_state
+from samebits.steps import StepRNG, rng_bytes, set_rng_bytes, set_rng_state
 from samebits.world import HangWatchdog, StopRequest, World
 
 # fields that TrainState.load leaves to its caller, who loads them earlier or with better error messages
@@ -181,11 +181,14 @@ class RunContext:
         return self.checkpoints.directory.parent
 
     def notify(self, event: str, state: TrainState, *values: Any) -> bool:
-        """Call the method `event` of each callback that overrides it. Return whether any returned True."""
+        """Call the method `event` of each callback that overrides it. Return whether any returned True.
+
+        Random numbers that they draw depend on the seed and the step, and do not change those of training."""
         said: list[Any] = []
         for call in overridden_methods(self.callbacks, event):
             owner = type(getattr(call, "__self__", call)).__name__
-            with self.watchdog.user_code(f"{owner}.{event}", state.step):
+            with self.watchdog.user_code(f"{owner}.{event}", state.step), StepRNG(state.step, self.world.device) as rng:
+                rng.use_shared()
                 said.append(call(state, *values))
         return any(answer is True for answer in said)
 

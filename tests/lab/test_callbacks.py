@@ -103,6 +103,28 @@ def test_callbacks_see_what_they_are_written_for(tmp_path: Path, use: Callable[.
     assert_equal(last_checkpoint(run)["model"], last_checkpoint(plain)["model"])  # who only looks changes nothing
 
 
+class Draws(Callback):
+    """A callback that samples from the model draws noise."""
+
+    def on_start(self, state: Any) -> None:
+        self.numbers = [torch.rand(()).item()]
+
+    def on_log(self, state: Any, values: dict[str, float]) -> None:
+        self.numbers.append(float(np.random.rand()))
+
+    def on_eval(self, state: Any, scores: dict[str, float]) -> None:
+        self.numbers.append(torch.rand(()).item())
+
+
+def test_random_numbers_of_a_callback_do_not_change_dropout(tmp_path: Path, use: Callable[..., None]) -> None:
+    run = (*SHORT, "model.dropout=0.5")
+    plain = start_run(tmp_path / "plain", *run)
+    draws = Draws()
+    use(draws)
+    assert_equal(last_checkpoint(start_run(tmp_path / "run", *run))["model"], last_checkpoint(plain)["model"])
+    assert len(set(draws.numbers)) == len(draws.numbers) == 6
+
+
 @needs("conf/model/resnet.yaml")
 def test_the_evaluated_model_at_the_end_is_the_best(tmp_path: Path, use: Callable[..., None]) -> None:
     """With the weight average, its BatchNorm statistics included, though the model has trained on."""
