@@ -550,7 +550,7 @@ def test_shares_that_are_none(text: str) -> None:
 
 
 def test_distinct_values_are_classes(tmp_path: Path) -> None:
-    """Of all splits the same; texts and numbers; what is missing is left out."""
+    """Of all splits the same; texts, numbers and one-hot rows; what is missing is left out."""
     path = str(tmp_path / "a.h5")
     with h5py.File(path, "w") as file:
         for split, words, numbers in (("train", ["b", "a", "d"], [2, 5, 2]), ("val", ["c", "a"], [5, math.nan])):
@@ -566,7 +566,10 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     assert read("train", "word@classes") == ([1, 0, 3], ["a", "b", "c", "d"])
     assert read("val", "word@classes") == ([2, 0], ["a", "b", "c", "d"])
     assert read("train", "number@classes") == ([0, 1, 0], ["2", "5"])
-    assert read("val", "number@classes", "drop") == ([1], ["2", "5"])
+    assert read("val", "number@classes", "drop") == read("val", "column@classes", "drop") == ([1], ["2", "5"])
+    assert read("train", "hot@classes") == ([1, 0, 3], ["0", "1", "2", "3"])
+    with pytest.raises(ConfigError, match="one value per row, or zeros and a single 1"):
+        read("train", "both@classes")
     with pytest.raises(ConfigError, match="expected @mask"):
         read("train", "word@class")
     with h5py.File(path, "a") as file:  # a column that divides a split is of that split only
@@ -576,6 +579,9 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
 
 
 # -- what is no sample
+            file[f"{split}/column"] = np.float64(numbers)[:, None]
+            file[f"{split}/hot"] = np.eye(4, dtype=np.float32)[["abcd".index(word) for word in words]]
+            file[f"{split}/both"] = np.ones((len(words), 2))
 
 
 def mark(file: h5py.File, name: str, values: Any, **attrs: Any) -> None:
@@ -596,6 +602,14 @@ def dimensions(file: h5py.File) -> None:
 
 
 def filtered(file: h5py.File) -> None:
+@pytest.mark.parametrize("labels", [np.eye(3)[np.arange(ROWS) % 3], np.arange(ROWS)[:, None] % 3])
+def test_one_hot_rows_and_a_column_of_labels_are_suggested_as_classes(tmp_path: Path, labels: np.ndarray) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.random.default_rng(0).normal(size=(ROWS, 5)), labels
+        choice = choose(file)
+    assert (choice.x.name, choice.y.name, choice.y.classes, choice.task) == ("x", "y@classes", 3, "classification")
+
+
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_chunk((8,))
     plan.set_filter(305, h5py.h5z.FLAG_OPTIONAL, ())

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.detect import attribute, kind_of
-from h5rows.conventions.opening import MOST_CLASSES, Opened, how, lost_share
+from h5rows.conventions.opening import MOST_CLASSES, Opened, how, lost_share, one_per_row
 from h5rows.errors import ConfigError, argument, first_line
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
@@ -151,17 +151,21 @@ def candidates(
 
 
 def as_classes(field: Field, name: str) -> int | None:
-    """Return how many classes the distinct values of a field (N,) can be; None if they cannot be classes.
+    """Return how many classes the distinct values of a field can be; None if they cannot be classes.
 
-    Text can be classes if it has few distinct values; whole numbers in a floating-point type only if, in addition, the
-    field's name is one for labels, as in MATLAB.
+    Text, one-hot rows and integers (N, 1) can be classes if they have few distinct values; whole numbers in a
+    floating-point type only if, in addition, the field's name is one for labels, as in MATLAB.
     """
-    if not field.text and not (len(field.shape) == 1 and field.dtype.kind == "f" and LABELS.search(name)):
+    if field.dtype.kind == "f":
+        alone = math.prod(field.shape[1:]) == 1 and not LABELS.search(name)
+    else:  # the caller decides on integers (N,)
+        alone = len(field.shape) == 1 and not field.text
+    if alone:
         return None
-    if len(field) > 1 << 20:
+    if len(field) > 1 << 20 or field.nbytes(None) > HELD or one_per_row(field, np.arange(min(100, len(field)))) is None:
         return None
-    values = np.asarray(field.read(np.arange(len(field))), dtype=str if field.text else None)
-    if not field.text and not (np.isfinite(values) & (values == np.floor(values))).all():
+    values = one_per_row(field, np.arange(len(field)))
+    if values is None or (values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.floor(values))).all()):
         return None
     count = len(np.unique(values))
     return count if 1 < count <= min(1000, len(field) // 2) else None

@@ -2,7 +2,8 @@
 
 packed numbers (CF)                   -> values; missing ones are replaced as `missing` requires
 NAME@mask                             -> bool, True if NAME has no value
-NAME@classes                          -> its distinct values, numbers or strings, as classes 0, 1, ... with names
+NAME@classes                          -> its distinct values, numbers, strings or one-hot rows, as classes 0, 1, ...
+                                         with names
 MATLAB's arrays                       -> samples along the axis that counts the rows, axes in MATLAB's order
 MATLAB's cells of arrays              -> a row per cell
 NWB's NAME with NAME_index            -> rows of different length
@@ -176,10 +177,11 @@ class Opened:
         alone = replace(self.how, fields=tuple(named.items()), missing="nan")
         for group in groups:
             found, _ = Opened(self.file, group, self.cache, alone).field(field)
-            if not found.text and len(found.shape) != 1:
-                raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}; classes require one value per row")
             check_memory(3 * found.nbytes(None), f"{where}: all its values for @classes")
-            columns.append(np.asarray(found.read(np.arange(len(found))), dtype=str if found.text else None))
+            if (column := one_per_row(found, np.arange(len(found)))) is None:
+                either = "classes require one value per row, or zeros and a single 1"
+                raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}; {either}")
+            columns.append(column)
         distinct = np.unique(np.concatenate(columns))
         distinct = distinct[distinct == distinct]
         if len(distinct) > MOST_CLASSES:
@@ -305,6 +307,19 @@ class Opened:
 def check_numbers(item: h5py.Dataset | h5py.Group, where: str) -> None:
     """Raise ConfigError for objects that MATLAB does not store as plain values."""
     if attribute(item, "MATLAB_empty"):  # the dataset contains its shape
+def one_per_row(field: Field, rows: np.ndarray) -> np.ndarray | None:
+    """Return the value of each row, or the place of the 1 if all rows are one-hot. None if they are neither."""
+    if field.text:
+        return np.asarray(field.read(rows), dtype=str)
+    if field.shape[0] == -1:
+        return None
+    values = field.read(rows).reshape(len(rows), -1)
+    if values.shape[1] == 1:
+        return np.asarray(values[:, 0])
+    one_hot = len(field.shape) == 2 and (np.sum(values == 1, axis=1) == 1).all() and np.sum(values != 0) == len(rows)
+    return values.argmax(axis=1) if one_hot else None
+
+
         raise ConfigError(f"{where} is empty in MATLAB; choose another field")
     if attribute(item, "MATLAB_object_decode") is not None:
         problem = f"{where} is a MATLAB {attribute(item, 'MATLAB_class')}, whose format is not supported"
