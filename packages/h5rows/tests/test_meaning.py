@@ -140,9 +140,17 @@ def table(path: Path) -> None:
         file.create_dataset("particles", data=rows, chunks=(8,))
 
 
+def genes(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("matrix", data=np.arange(9.0 * ROWS).reshape(9, ROWS), chunks=(9, 16), compression="gzip")
+        file["layers/spliced"] = -file["matrix"][:]
+        file["row_attrs/Gene"], file["col_attrs/ClusterName"] = [f"g{k}" for k in range(9)], ["a", "b"] * (ROWS // 2)
+
+
 FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "netcdf": (".nc", climate), "matlab": (".mat", arrays), "anndata": (".h5ad", cells), "nexus": (".nxs", scattering),
     "pytables": (".h5", table), "10x": (".h5", cell_ranger), "nwb": (".nwb", neurons),
+    "loom": (".loom", genes),
 }  # fmt: skip
 
 
@@ -158,6 +166,19 @@ def test_each_program_s_file_is_known(tmp_path: Path, kind: str) -> None:
         assert kind_of(file) == kind
         choice = choose(file)
         assert choice.x.shape[0] == choice.y.shape[0] == ROWS
+
+
+def test_a_row_of_loom_is_a_cell(tmp_path: Path) -> None:
+    """The file has genes x cells."""
+    path = str(made("loom", tmp_path))
+    with h5py.File(path) as file:
+        choice, matrix = choose(file), file["matrix"][:]
+    assert (choice.x.name, choice.y.name) == ("matrix", "col_attrs/ClusterName@classes")
+    data = h5rows.open(path, {"x": "matrix", "z": "layers/spliced"}, decode=True)
+    rows = np.random.default_rng(0).permutation(ROWS)
+    batch = data.gather(rows)
+    assert np.array_equal(batch["x"], matrix.T[rows])
+    assert np.array_equal(batch["z"], -matrix.T[rows])
 
 
 # -- CF
@@ -555,6 +576,9 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         for split, words, numbers in (("train", ["b", "a", "d"], [2, 5, 2]), ("val", ["c", "a"], [5, math.nan])):
             file[f"{split}/word"], file[f"{split}/number"] = words, np.float64(numbers)
+            file[f"{split}/column"] = np.float64(numbers)[:, None]
+            file[f"{split}/hot"] = np.eye(4, dtype=np.float32)[["abcd".index(word) for word in words]]
+            file[f"{split}/both"] = np.ones((len(words), 2))
     splits: dict[str, dict[str, Any]] = {split: {"group": split} for split in ("train", "val")}
 
     def read(split: str, name: str, missing: Any = "nan") -> tuple[list[int], list[str]]:
@@ -578,10 +602,15 @@ def test_distinct_values_are_classes(tmp_path: Path) -> None:
     assert len(h5rows.Dataset(path, {"y": "number"}, "train", splits, decode=True)) == 3
 
 
+@pytest.mark.parametrize("labels", [np.eye(3)[np.arange(ROWS) % 3], np.arange(ROWS)[:, None] % 3])
+def test_one_hot_rows_and_a_column_of_labels_are_suggested_as_classes(tmp_path: Path, labels: np.ndarray) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.random.default_rng(0).normal(size=(ROWS, 5)), labels
+        choice = choose(file)
+    assert (choice.x.name, choice.y.name, choice.y.classes, choice.task) == ("x", "y@classes", 3, "classification")
+
+
 # -- what is no sample
-            file[f"{split}/column"] = np.float64(numbers)[:, None]
-            file[f"{split}/hot"] = np.eye(4, dtype=np.float32)[["abcd".index(word) for word in words]]
-            file[f"{split}/both"] = np.ones((len(words), 2))
 
 
 def mark(file: h5py.File, name: str, values: Any, **attrs: Any) -> None:
@@ -602,14 +631,6 @@ def dimensions(file: h5py.File) -> None:
 
 
 def filtered(file: h5py.File) -> None:
-@pytest.mark.parametrize("labels", [np.eye(3)[np.arange(ROWS) % 3], np.arange(ROWS)[:, None] % 3])
-def test_one_hot_rows_and_a_column_of_labels_are_suggested_as_classes(tmp_path: Path, labels: np.ndarray) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"], file["y"] = np.random.default_rng(0).normal(size=(ROWS, 5)), labels
-        choice = choose(file)
-    assert (choice.x.name, choice.y.name, choice.y.classes, choice.task) == ("x", "y@classes", 3, "classification")
-
-
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_chunk((8,))
     plan.set_filter(305, h5py.h5z.FLAG_OPTIONAL, ())

@@ -7,7 +7,7 @@ Guarantees: a field that follows no known convention is returned as stored.
 
 Errors: ConfigError if a field cannot be decoded.
 
-    detect     which program wrote the file: MATLAB, netCDF, AnnData, NeXus, PyTables, pandas, Keras
+    detect     which program wrote the file: MATLAB, netCDF, AnnData, loom, NeXus, PyTables, ...
     cf         CF: packed numbers, fill values, valid ranges -> values, and which are missing
     opening    a named field: MATLAB's axes, AnnData's matrices and categories, NeXus's signals, characters -> strings
     described  the fields of all files of a set, each file opened once

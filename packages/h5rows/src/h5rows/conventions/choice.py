@@ -187,6 +187,8 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
         found = [each for each in found if not each.name.endswith("/table/index")]
     if kind == "matlab":
         found = _with_the_same_rows(file, found)
+    if kind == "loom":  # row_attrs describe the genes
+        found = [each for each in found if not each.name.startswith("row_")]
     if kind == "anndata":
         found = [each for each in found if SAMPLES.match(each.name)]
     if kind == "nwb":

@@ -86,11 +86,11 @@ class Turned(RowByRow):
 
 
 class Columns(Made):
-    """MATLAB's samples along its first axis: an array (N, F) is stored as (F, N). A view of the file if it is mapped as
-    a whole, otherwise in memory."""
+    """Samples along the last axis of the file, (N, F) stored as (F, N), as by MATLAB and loom. A view of the file if
+    it is mapped as a whole, otherwise in memory."""
 
     def __init__(self, inner: Fixed, most_bytes: int, where: str) -> None:
-        super().__init__(inner, inner.shape[::-1], inner.dtype, "axes as MATLAB shows them")
+        super().__init__(inner, inner.shape[::-1], inner.dtype, "transposed")
         self.chunk_rows = 1
         self._view = inner.way == "mapped" and inner.reason.startswith("contiguous")
         self._held = None

@@ -18,6 +18,7 @@ NAMES = {
     "pytables": "PyTables",
     "pandas": "pandas (PyTables)",
     "keras": "Keras, a model's weights",
+    "loom": "loom",
     "10x": "10x Genomics",
     "molecules": "10x Genomics, a list of molecules",
     "nwb": "NWB",
@@ -31,6 +32,8 @@ def kind_of(file: h5py.File) -> str:
     kind = attribute(root, "encoding-type")
     if kind == "anndata" or {"obs", "var", "X"} <= set(root):
         return "anndata"
+    if {"matrix", "row_attrs", "col_attrs"} <= set(root):
+        return "loom"
     if attribute(root, "_NCProperties") is not None:
         return "netcdf"
     if attribute(root, "NX_class") == "NXroot" or attribute(root, "NeXus_version") is not None:

@@ -6,6 +6,7 @@ NAME@classes                          -> its distinct values, numbers, strings o
                                          with names
 MATLAB's arrays                       -> samples along the axis that counts the rows, axes in MATLAB's order
 MATLAB's cells of arrays              -> a row per cell
+loom's matrix and layers              -> a row per cell
 NWB's NAME with NAME_index            -> rows of different length
 a group that is a CSR or CSC matrix   -> its rows, dense
 a group of codes and categories       -> the codes, with `classes`, the categories' names
@@ -212,6 +213,8 @@ class Opened:
             return raw, None
         if attribute(item, "MATLAB_class") is not None:
             return self._matlab(raw, where), None
+        if self.kind == "loom" and len(raw.shape) == 2 and item.name.startswith(("/matrix", "/layers/")):
+            return Columns(raw, self.cache.max_bytes, where), None
         index = f"{item.name.rpartition('/')[2]}_index"
         if self.kind == "nwb" and index in set(item.parent):  # `in item.parent` follows links
             ends, _ = find(self.file, item.parent.name, index, key, self.external)
@@ -304,9 +307,6 @@ class Opened:
         return unpacked(raw, Packing(raw.dtype, missing=(-1,)), missing, where), names
 
 
-def check_numbers(item: h5py.Dataset | h5py.Group, where: str) -> None:
-    """Raise ConfigError for objects that MATLAB does not store as plain values."""
-    if attribute(item, "MATLAB_empty"):  # the dataset contains its shape
 def one_per_row(field: Field, rows: np.ndarray) -> np.ndarray | None:
     """Return the value of each row, or the place of the 1 if all rows are one-hot. None if they are neither."""
     if field.text:
@@ -320,6 +320,9 @@ def one_per_row(field: Field, rows: np.ndarray) -> np.ndarray | None:
     return values.argmax(axis=1) if one_hot else None
 
 
+def check_numbers(item: h5py.Dataset | h5py.Group, where: str) -> None:
+    """Raise ConfigError for objects that MATLAB does not store as plain values."""
+    if attribute(item, "MATLAB_empty"):  # the dataset contains its shape
         raise ConfigError(f"{where} is empty in MATLAB; choose another field")
     if attribute(item, "MATLAB_object_decode") is not None:
         problem = f"{where} is a MATLAB {attribute(item, 'MATLAB_class')}, whose format is not supported"
