@@ -714,6 +714,26 @@ def test_the_rows_names_of_pandas_are_no_field(tmp_path: Path) -> None:
     assert (choice.x.name, choice.y.name) == ("df/table/values_block_0", "df/table/label")
 
 
+@pytest.mark.parametrize("labels", ["column", "series", "none"])
+def test_the_blocks_of_pandas_are_listed_with_their_columns(tmp_path: Path, labels: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
+        file.create_group("df").attrs["pandas_type"] = "frame"
+        file["df/axis1"], file["df/block0_items"] = np.arange(ROWS), np.array([b"age", b"size"])
+        file["df/block0_values"] = np.random.default_rng(0).normal(size=(ROWS, 2))
+        if labels == "column":
+            file["df/block1_items"], file["df/block1_values"] = np.array([b"kind"]), np.arange(ROWS)[:, None] % 2
+        if labels == "series":
+            file["s/index"], file["s/values"] = np.arange(ROWS), np.arange(ROWS) % 2
+        choice, text = choose(file), "\n".join(meaning_of(file, "a.h5"))
+    assert choice.x.name == "df/block0_values"
+    expected = {"column": "df/block1_values@classes", "series": "s/values", "none": None}[labels]
+    assert (choice.y and choice.y.name) == expected
+    assert "its columns: age, size" in text
+    assert ("its columns: kind" in text) == (labels == "column")
+    assert ("data_columns=['label']" in text) == (labels == "none")
+
+
 @pytest.mark.parametrize("kind", ["plain", "netcdf", "matlab", "table"])
 def test_stored_nan_is_a_missing_value_where_it_is_asked_for(tmp_path: Path, kind: str) -> None:
     """Rows without a label are left out; in a table NaN stays, because 0 would look like a value."""

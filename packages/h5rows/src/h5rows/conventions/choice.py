@@ -20,6 +20,7 @@ from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
+from h5rows.reading.texts import UTF_8, name_of
 
 VARYING = "has rows of different length"
 MOST = 500  # objects that are read
@@ -150,6 +151,12 @@ def candidates(
     return found
 
 
+def columns_of(file: h5py.File, name: str) -> list[str]:
+    """Return the columns in a block of pandas' fixed format; [] for other fields."""
+    items = file.get(name.removesuffix("@classes").removesuffix("_values") + "_items")
+    return [name_of(item, UTF_8) for item in items[:]] if isinstance(items, h5py.Dataset) else []
+
+
 def as_classes(field: Field, name: str) -> int | None:
     """Return how many classes the distinct values of a field can be; None if they cannot be classes.
 
@@ -184,7 +191,7 @@ def choose(file: h5py.File, refused: dict[str, str] | None = None) -> Choice | N
     if kind == "plain":
         found = _without_numbered(found, refused)
     if kind == "pandas":  # the index contains the names of the rows
-        found = [each for each in found if not each.name.endswith("/table/index")]
+        found = [each for each in found if not each.name.removesuffix("@classes").endswith("/index")]
     if kind == "matlab":
         found = _with_the_same_rows(file, found)
     if kind == "loom":  # row_attrs describe the genes

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.conventions.choice import NO_SAMPLES, VARYING, choose
+from h5rows.conventions.choice import NO_SAMPLES, VARYING, choose, columns_of
 from h5rows.conventions.detect import NAMES, kind_of
 from h5rows.errors import clean, first_line, printable, report
 from h5rows.packing.scan import SMALL
@@ -29,6 +29,7 @@ from h5rows.reading.texts import said_of
 COSTLY = 4.0  # bytes read per byte needed, from which another layout is recommended
 POINTLESS = 0.85  # stored / decoded bytes, above which compression is not worth its cost
 MOST_ATTRIBUTES = 12  # printed per dataset or group
+BLOCKS = "in pandas, to_hdf(..., format='table', data_columns=['label']) writes the column `label` as its own field"
 MATLAB_INNER = ("#refs#", "#subsystem#")  # groups with the targets of cells and objects
 MOST_REASONS = 8  # printed lines why fields cannot be x or y
 
@@ -233,11 +234,16 @@ def _meaning(file: h5py.File, path: str, shards: int, refused: dict[str, str]) -
         named = "" if refused else " no rows of numbers"
         return [*lines, f"cannot be used for training{' as it is' * bool(refused)}:{named}", *why]
     alone = choice.y is None and choice.x.classes and VARYING in refused.values()  # labels of these rows
+    mixed = False
     for field, each in (("y" if alone else "x", choice.x), ("y", choice.y)):
         if each is not None:
             what = f"{each.classes} classes" if each.classes and field == "y" else str(each.dtype)
             lost = f", {each.lost:.1%} without a value" if each.lost else ""
             lines.append(f"{field} could be {each.name}: {each.shape[0]:,} samples of {each.shape[1:]} {what}{lost}")
+            if kind == "pandas" and (columns := columns_of(file, each.name)):
+                lines.append(f"  its columns: {shorten(', '.join(columns))}")
+                mixed = choice.y is None or choice.y.size > 1
+    lines += [BLOCKS] * mixed
     if choice.y is None and kind == "10x":
         how = f"write one for each of the {choice.x.shape[0]:,} barcodes, in their order, to a dataset `label`"
         return [*lines, f"no command: the file has no labels; {how}, then inspect it again"]
