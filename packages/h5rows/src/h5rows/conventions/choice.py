@@ -23,7 +23,7 @@ from h5rows.reading.raw import ChunkCache
 from h5rows.reading.texts import UTF_8, name_of
 
 VARYING = "has rows of different length"
-MOST = 500  # objects that are read
+MOST, MOST_OBJECTS = 500, 20_000  # fields that are read; objects, most of them groups, that are looked at
 FEWEST = 5  # rows; a fifth of them is used for validation
 HELD = 256 << 20  # bytes of a matrix that may be transposed in memory
 SPLITS = ("train", "val", "test")
@@ -90,9 +90,11 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
     """Yield the paths, relative to a group, of objects that may be a field: datasets with rows, and groups that are
     read as one field."""
     whole: list[str] = []
+    datasets = 0
     for k, (name, item) in enumerate(items_below(file[group])):
-        if k >= MOST:
+        if k >= MOST_OBJECTS or datasets >= MOST:
             return
+        datasets += isinstance(item, h5py.Dataset)
         if item is None or INNER.search(name) or any(name.startswith(above) for above in whole):
             continue
         if isinstance(item, h5py.Group):
@@ -239,8 +241,8 @@ def _without_numbered(found: list[Candidate], refused: dict[str, str]) -> list[C
     for each in found:
         if each.shape[0] not in rows:
             refused[each.name] = (
-                f"is in one of {several[inside[each.name]]} groups with the same fields, such as episodes; join their "
-                "rows with h5rows.write"
+                f"is in one of at least {several[inside[each.name]]} groups with the same fields, such as episodes; "
+                "join their rows with h5rows.write"
             )
     return [each for each in found if each.shape[0] in rows]
 
