@@ -642,6 +642,15 @@ def times(file: h5py.File) -> None:
     h5py.h5d.create(file.id, b"when", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((8,)))
 
 
+def image_files(file: h5py.File) -> None:
+    jpeg, png = b"\xff\xd8\xff\xe0 a JPEG file", b"\x89PNG\r\n\x1a\n a PNG file"
+    file["text"], file["raw"] = np.array([jpeg] * 8), np.array([png] * 8).view(f"V{len(png)}")
+    file["padded"] = np.tile(np.frombuffer(png, np.uint8), (8, 1))
+    varying = file.create_dataset("varying", 8, h5py.vlen_dtype(np.uint8))
+    for k in range(8):
+        varying[k] = np.frombuffer(jpeg, np.uint8)
+
+
 def weights(file: h5py.File) -> None:
     file.attrs["layer_names"] = ["dense"]
     file["dense/kernel"], file["dense/bias"] = np.ones((8, 3)), np.ones(8)
@@ -671,6 +680,7 @@ def few(file: h5py.File) -> None:
         (filtered, ["energy: needs the filter LZO (number 305), which is not in hdf5plugin"]),
         (times, ["when: has a type that NumPy does not support"]),
         (few, ["gone: has no values", "x: has 3 rows", "z: contains complex numbers", "name: has too many"]),
+        (image_files, ["text, varying: contains JPEG files; decode", "padded, raw: contains PNG files"]),
         (weights, ["it contains weights, not samples"]),
         (molecules, ["it lists molecules, not cells"]),
         (

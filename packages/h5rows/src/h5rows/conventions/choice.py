@@ -48,6 +48,7 @@ ABOUT = re.compile(
 )
 LATER = re.compile(r"^(processing/behavior|stimulus)/")  # NWB: what is predicted from the other fields
 NUMBERED = re.compile(r"((?:[^/]+/)*?[^/]*\d)/(.+)")  # a numbered group, and the rest of the path
+IMAGES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG"}  # the beginning of image files
 # internal objects of the programs, in addition to the data
 INNER = re.compile(
     r"(^|/)(#refs#|#subsystem#|__categories|_i_[^/]*|_index|axis\d+|indptr|indices|categories|codes)(/|$)"
@@ -122,6 +123,8 @@ def candidates(
     refused = {} if refused is None else refused
     for name in names_below(file, group):
         try:
+            if image := image_format(file[group], name):
+                raise ValueError(f"contains {image} files; decode them with PIL and write the pixels with h5rows.write")
             fields = {"x": name, **{f"with{k}": other for k, other in enumerate(with_rows)}}
             field, names = Opened(file, group, ChunkCache(HELD), how(fields, decode=True), kind).field("x")
             if len(field) < FEWEST or 0 in field.shape:
@@ -151,6 +154,17 @@ def candidates(
             named = name.startswith(subject.strip("/:")) or subject.strip(":").endswith(name)
             refused[name] = reason if named else said
     return found
+
+
+def image_format(group: h5py.Group, name: str) -> str | None:
+    """Return the format of images that a dataset contains as the bytes of files; None for other fields."""
+    with suppress(LookupError, OSError, RuntimeError, TypeError, ValueError):
+        item = group[name]
+        if isinstance(item, h5py.Dataset) and item.shape[0] and not (item.is_virtual or item.external):
+            # bytes, or numbers of the shape (N, length)
+            if item.dtype.kind in "SVO" or (item.dtype == np.uint8 and item.ndim == 2):
+                return next((found for magic, found in IMAGES.items() if bytes(item[0]).startswith(magic)), None)
+    return None
 
 
 def columns_of(file: h5py.File, name: str) -> list[str]:
