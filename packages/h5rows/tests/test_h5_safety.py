@@ -411,6 +411,23 @@ def test_a_file_that_a_swmr_writer_is_writing(codec: str, tmp_path: Path) -> Non
     assert writer.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("libver", "swmr", "said"),
+    [
+        ("earliest", False, "its writer was killed before it wrote all"),
+        ("earliest", True, "its writer was killed before it wrote all"),
+        ("latest", False, "its writer was killed; then `h5clear -s FILE`"),
+        ("latest", True, "no SWMR writer has it open; leave out swmr=True"),
+    ],
+)
+def test_a_file_whose_writer_was_killed(libver: str, swmr: bool, said: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.h5")
+    script = f"import os, h5py; f = h5py.File({path!r}, 'w', libver={libver!r}); f['x'] = range(999); os._exit(0)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with pytest.raises(ConfigError, match=said):
+        Dataset(path, {"x": "x"}, swmr=swmr)
+
+
 def test_a_file_that_another_process_holds_locked(path: Path) -> None:
     code = "import sys, h5py; f = h5py.File(sys.argv[1], 'r+'); print('open', flush=True); sys.stdin.readline()"
     with subprocess.Popen([sys.executable, "-c", code, str(path)], **PIPES) as holder:

@@ -195,7 +195,7 @@ def _open(path: str | os.PathLike[str], swmr: bool = False) -> File:
             file.close()
             raise ConfigError(f"{path} is open for writing in this program, so it may be incomplete; close it first")
         return file
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist (the current directory is {Path.cwd()})") from None
         if Path(path).is_dir():
@@ -219,13 +219,15 @@ _HINTS = {  # words in a message of HDF5 -> their meaning
     "unable to lock": "another program has it open for writing; to read it anyway, set HDF5_USE_FILE_LOCKING=FALSE",
     "doesn't exist|component not found": "the link leads to nothing",
     "too many links": "the link leads to itself",
-    "already open for": "it is being written ({swmr} reads a SWMR writer's file), or its writer was killed "
-    "(h5clear -s)",
+    "not already open for SWMR": "no SWMR writer has it open; leave out {swmr}",
+    "already open for": "it is being written ({swmr} reads a SWMR writer's file), or its writer was killed; then "
+    "`h5clear -s FILE` of HDF5's tools may recover what was flushed",
     "truncated": "it is truncated, perhaps because its copy or its writer was interrupted; copy or write it again",
     "file signature": "it is not an HDF5 file, or its beginning is damaged",
     "filter returned failure": "its stored data are damaged; copy or write it again",
     "not registered|open directory|plugin": "it needs a filter that this HDF5 lacks; `inspect` prints its name",
-    "version": f"it is damaged there, or written by a newer HDF5 than {h5py.version.hdf5_version}",
+    "version": "its writer was killed before it wrote all, it is damaged there, or it was written by a newer HDF5 than "
+    f"{h5py.version.hdf5_version}; write it again",
     "checksum|signature|corrupt|overflow|past end|ran off|EOA|heap|bad |wrong |greater than": "it is damaged there; "
     "copy or write it again",
     "external raw data|can't open file": "a file that contains its values is missing, or may not be read",
