@@ -651,6 +651,24 @@ def image_files(file: h5py.File) -> None:
         varying[k] = np.frombuffer(jpeg, np.uint8)
 
 
+def test_a_table_with_times_has_its_other_columns(tmp_path: Path) -> None:
+    """As PyTables writes Time64Col, for which NumPy has no type."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        kind = h5py.h5t.create(h5py.h5t.COMPOUND, 14)
+        columns = (("time", h5py.h5t.UNIX_D64LE), ("energy", h5py.h5t.IEEE_F32LE), ("label", h5py.h5t.STD_I16LE))
+        for (name, column), offset in zip(columns, (0, 8, 12), strict=True):
+            kind.insert(name.encode(), offset, column)
+        rows = np.rec.fromarrays([np.arange(ROWS) / 2, np.arange(ROWS) % 3], dtype=[("energy", "f4"), ("label", "i2")])
+        table = h5py.h5d.create(file.id, b"table", kind, h5py.h5s.create_simple((ROWS,)))
+        table.write(h5py.h5s.ALL, h5py.h5s.ALL, rows)
+        choice = choose(file)
+    assert (choice.x.name, choice.y.name) == ("table/energy", "table/label")
+    data = h5rows.open(tmp_path / "a.h5", {"x": "table/energy", "y": "table/label"}, decode=True)
+    batch = data.gather(drawn := np.random.default_rng(0).permutation(ROWS))
+    assert np.array_equal(batch["x"], rows["energy"][drawn])
+    assert np.array_equal(batch["y"], rows["label"][drawn])
+
+
 def weights(file: h5py.File) -> None:
     file.attrs["layer_names"] = ["dense"]
     file["dense/kernel"], file["dense/bias"] = np.ones((8, 3)), np.ones(8)

@@ -87,7 +87,7 @@ def inspect_file(path: str) -> None:
                     is_text = printable(name) == name
                     report(f"\n{clean(name)}: {'is damaged and cannot be opened' if is_text else NOT_UTF_8}")
                 elif isinstance(item, h5py.Dataset):
-                    found.append(each := Found(name, item))
+                    found.append(each := Found(name, stored(item)))
                     show(each)
                 elif isinstance(item, h5py.Group):
                     show_group(name, item)

@@ -22,7 +22,7 @@ from h5rows.reading import filters
 from h5rows.reading.layout import Layout
 from h5rows.reading.opening import BORROWERS, Held, check_same, hold, is_remote, unreadable
 from h5rows.reading.raw import ChunkCache, Probes, RawFile, raw_file, run_in_threads
-from h5rows.reading.stored import cached_property, identity
+from h5rows.reading.stored import cached_property, identity, stored
 
 
 class _AsTheyAre:
@@ -274,7 +274,7 @@ class ThroughH5py:
             if not dset:  # not opened yet, or closed by `hold`
                 held = hold(self.path, self.swmr)
                 check_same(self.path, self.identity, held.identity, self.swmr)
-                dset = held.file[self.name]
+                dset = stored(held.file[self.name])
                 filters.load_plugins(dset)
                 self._handles[os.getpid()] = held, dset
             if held is not None:

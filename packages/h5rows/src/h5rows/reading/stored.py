@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
+from contextlib import suppress
 from typing import Any
 
 import h5py
+import numpy as np
 
 from h5rows.reading.folders import is_remote
 
@@ -68,6 +70,21 @@ class File(h5py.File):  # type: ignore[misc]
         return self
 
 
+def _dtype(dset: h5py.Dataset) -> np.dtype[Any]:
+    """Return the type of a dataset; for a table, of the columns that NumPy has types for. It has none for times, as
+    PyTables writes them."""
+    try:
+        return h5py.Dataset.dtype.fget(dset)
+    except TypeError:
+        kind, columns = dset.id.get_type(), []
+        for k in range(kind.get_nmembers() if isinstance(kind, h5py.h5t.TypeCompoundID) else 0):
+            with suppress(TypeError):
+                columns.append((kind.get_member_name(k).decode(), kind.get_member_type(k).dtype))
+        if not columns:
+            raise
+        return np.dtype(columns)
+
+
 class Stored(h5py.Dataset):  # type: ignore[misc]
     """A dataset of a file that is open for reading. file: that file; None: h5py looks it up at each use."""
 
@@ -76,7 +93,7 @@ class Stored(h5py.Dataset):  # type: ignore[misc]
         self._of = file
 
     name = cached_property(h5py.Dataset.name.fget)
-    dtype = cached_property(h5py.Dataset.dtype.fget)
+    dtype = cached_property(_dtype)
     shape = cached_property(h5py.Dataset.shape.fget)
     chunks = cached_property(h5py.Dataset.chunks.fget)
     external = cached_property(h5py.Dataset.external.fget)
