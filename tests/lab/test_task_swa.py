@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from lab import load_run
+from lab import load_run, loaders
 from lab.builders import make_task
 from lab.config import Config
 from lab.experiment import Experiment
@@ -124,9 +124,10 @@ def test_other_statistics_are_the_model_s(statistics: int) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "sizes"), [(1, [25, 25, 10]), (7, [8] * 7)])
-def test_the_statistics_are_of_no_row_twice(ranks: int, sizes: list[int]) -> None:
+def test_the_statistics_are_of_no_row_twice(monkeypatch: pytest.MonkeyPatch, ranks: int, sizes: list[int]) -> None:
     """Evaluation batches may be padded with copies of a row: if they are compiled, and if the ranks have other numbers
     of rows."""
+    monkeypatch.setattr(loaders, "CompiledChain", lambda transform: transform)  # compiling takes 8 s
     run = (*SMALL, *RESNET, "task.statistics=5", "hardware.eval_batch_size=25", "hardware.compile=true")
     experiment = Experiment.of_first_rank(Config.of(compose(*run)), apply=False)
     config, train, images = experiment.config, experiment.sets["train"], list[Tensor]()
