@@ -161,10 +161,10 @@ def image_format(group: h5py.Group, name: str) -> str | None:
     """Return the format of images that a dataset contains as the bytes of files; None for other fields."""
     with suppress(LookupError, OSError, RuntimeError, TypeError, ValueError):
         item = group[name]
-        if isinstance(item, h5py.Dataset) and item.shape[0] and not (item.is_virtual or item.external):
-            # bytes, or numbers of the shape (N, length)
-            if item.dtype.kind in "SVO" or (item.dtype == np.uint8 and item.ndim == 2):
-                return next((found for magic, found in IMAGES.items() if bytes(item[0]).startswith(magic)), None)
+        if not isinstance(item, h5py.Dataset) or not item.shape[0] or item.is_virtual or item.external:
+            return None
+        if item.dtype.kind in "SVO" or (item.dtype == np.uint8 and item.ndim == 2):  # (N, length): padded
+            return next((found for magic, found in IMAGES.items() if bytes(item[0]).startswith(magic)), None)
     return None
 
 
