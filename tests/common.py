@@ -6,9 +6,7 @@ import random
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from lab.program import PROGRAM
 from samebits.testing import register
@@ -38,6 +36,9 @@ SMALL_GPT = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")
 
 def old_rng_state() -> dict[str, Any]:
     """The generators' states as checkpoints before 0.2 hold them."""
+    import numpy as np
+    import torch
+
     kind, keys, *rest = np.random.get_state()
     drawn = {"python": random.getstate(), "torch": torch.get_rng_state()}
     return {**drawn, "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest)}

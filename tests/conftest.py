@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import common  # noqa: F401
-import h5py
-import numpy as np
 import pytest
 
 pytest_plugins = ["samebits.testing.plugin"]
@@ -13,6 +11,9 @@ pytest_plugins = ["samebits.testing.plugin"]
 @pytest.fixture(scope="session")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Counting up modulo 11, with a tenth of the tokens drawn."""
+    import h5py
+    import numpy as np
+
     path = tmp_path_factory.mktemp("gpt") / "tokens.h5"
     random = np.random.default_rng(0)
     with h5py.File(path, "w") as file:

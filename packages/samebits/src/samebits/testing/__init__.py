@@ -32,26 +32,34 @@ Raises AssertionError if a guarantee is not met. Needs the extra `samebits[testi
 
 from typing import TYPE_CHECKING
 
-from samebits.lazy_imports import renamed_getattr
+from samebits.lazy_imports import lazy_getattr
 from samebits.testing.processes import register
-from samebits.testing.runs import (
-    assert_equal,
-    assert_undisturbed,
-    compose,
-    kill_at,
-    killed_at,
-    last_checkpoint,
-    metrics,
-    raise_at_step,
-    result,
-    resume_run,
-    scores,
-    start_run,
-    status,
-    values,
-    without_code_generator,
-)
-from samebits.testing.task_tests import SMALL, WAYS, Killed, TaskTests, broken_off, poison
 
-if not TYPE_CHECKING:
-    __getattr__ = renamed_getattr(__name__)
+if TYPE_CHECKING:
+    from samebits.testing.runs import (
+        assert_equal as assert_equal,
+        assert_undisturbed as assert_undisturbed,
+        compose as compose,
+        kill_at as kill_at,
+        killed_at as killed_at,
+        last_checkpoint as last_checkpoint,
+        metrics as metrics,
+        raise_at_step as raise_at_step,
+        result as result,
+        resume_run as resume_run,
+        scores as scores,
+        start_run as start_run,
+        status as status,
+        values as values,
+        without_code_generator as without_code_generator,
+    )
+    from samebits.testing.task_tests import (
+        SMALL as SMALL,
+        WAYS as WAYS,
+        Killed as Killed,
+        TaskTests as TaskTests,
+        broken_off as broken_off,
+        poison as poison,
+    )
+else:
+    __getattr__ = lazy_getattr(__name__, __file__)

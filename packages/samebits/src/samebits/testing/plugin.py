@@ -15,11 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
-import torch
 
-from samebits.testing.devices import hide_gpus
 from samebits.testing.processes import called, limit, limits, module, processes_with, program, warm
 
 # one thread: runs are forked from this process, and a forked OpenMP pool would hang
@@ -28,19 +25,37 @@ os.environ["WANDB_MODE"] = "offline"
 # otherwise each worker, and each Python that a test starts, compiles all imported modules again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-torch.set_num_threads(1)
-# the same examples each time, and no failures because a machine is slow
-checks = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
-hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=checks)
-hypothesis.settings.load_profile("suite")
 # nohup, and shells that start this in the background, ignore some signals, and all runs would inherit that
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # with 700 objects per collection a seventh of the tests' time is garbage collection, most of it of configs
 gc.set_threshold(5000, 10, 100)
-NUM_GPUS = hide_gpus()
-warm.BEGAN.update(os.environ)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up torch and Hypothesis in a process that runs tests. The process that starts the workers imports neither,
+    which takes seconds in which the workers would wait."""
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return
+    import hypothesis
+    import torch
+
+    from samebits.testing.devices import hide_gpus
+
+    hide_gpus()
+    warm.BEGAN.update(os.environ)
+    torch.set_num_threads(1)
+    # the same examples each time, and no failures because a machine is slow
+    checks = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large)
+    hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=checks)
+    hypothesis.settings.load_profile("suite")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Exempt all objects from garbage collection: pytest and Python would search a million of them, for seconds."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -55,7 +70,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int,
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Apply the markers. gpu, gpu(2): skip the test if there are fewer GPUs. one_quick: all cases except the first are
     slow; one_quick(3): all except every third."""
+    from samebits.testing.devices import hide_gpus
+
     cases: Counter[str] = Counter()
+    num_gpus = hide_gpus()
     for item in items:
         if mark := item.get_closest_marker("one_quick"):
             name = item.nodeid.partition("[")[0]
@@ -63,8 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
             cases[name] += 1
         needed = max((mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")), default=0)
-        if needed > NUM_GPUS:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, there are {NUM_GPUS}"))
+        if needed > num_gpus:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, there are {num_gpus}"))
 
     # the longest first: if a test of minutes ran last, only one core would work and the others would be idle
     items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
@@ -116,6 +134,8 @@ def _only_the_threads_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _the_same_numbers_each_time() -> None:
     """Seed torch before each test."""
+    import torch
+
     torch.manual_seed(0)
 
 
