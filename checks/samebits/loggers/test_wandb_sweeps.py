@@ -30,7 +30,7 @@ from samebits.testing import compose, metrics, result, status
 from samebits.testing.processes import called, limit, processes_with, sample_of, wait_for, warm
 
 RUN = [o for o in QUICK if not o.startswith(("logger", "model"))]
-EVERY = ["trainer.log_every=50", "trainer.eval_every=100", "trainer.save_every=100"]
+EVERY = ["trainer.log_every=5", "trainer.eval_every=10", "trainer.save_every=10"]
 VALUES = {"optim.lr": 0.01, "trainer.clip_norm": None, "model.hidden": [16]}  # as the server chooses them
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -43,8 +43,8 @@ sys.argv[0] = "train.py"
 import lab.loop, train
 train_step = lab.loop.train_step
 def slowly(loss_modules, state, *given):
-    time.sleep(0.005)
-    while state.step == 200 and not pathlib.Path({signalled!r}).exists():
+    time.sleep(0.05)
+    while state.step == 20 and not pathlib.Path({signalled!r}).exists():
         time.sleep(0.005)
     return train_step(loss_modules, state, *given)
 lab.loop.train_step = slowly
@@ -112,7 +112,7 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
     termination: the agent sends SIGTERM, or wandb in the run SIGINT), which is saved, not handed out again, and counts
     as no failure. `wandb sweep --cancel` has the third killed, which goes on by hand."""
     endless = VALUES | {"trainer.max_steps": 1_000_000}
-    with serving_sweep([VALUES | {"trainer.max_steps": 400}, endless, endless]) as server:
+    with serving_sweep([VALUES | {"trainer.max_steps": 40}, endless, endless]) as server:
         server.stop_at["run1"], server.by_stream = 4, by_stream
         begin_sweep(server, tmp_path)
         first, second, third = (tmp_path / "s1" / f"run{number}" for number in range(3))
@@ -132,10 +132,10 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
         assert said.count("SIGTERM: saving") == 2 - by_stream
         assert ", resumed from last_" in said
         assert server.states["run0"] == status(first)["status"] == "finished"
-        assert result(first)["step"] == 400
+        assert result(first)["step"] == 40
         assert_once(server, first)
         config = yaml.safe_load((first / "config.yaml").read_text())
-        assert server.runs["run0"]["displayName"].endswith("lr=0.01 clip_norm=null hidden=[16] max_steps=400")
+        assert server.runs["run0"]["displayName"].endswith("lr=0.01 clip_norm=null hidden=[16] max_steps=40")
         assert (config["optim"]["lr"], config["trainer"]["clip_norm"], config["resume"]) == (0.01, None, None)
 
         assert said.count("SIGINT: saving") == by_stream
@@ -153,7 +153,7 @@ def test_what_becomes_of_an_agents_runs(tmp_path: Path, train_command: Command, 
         before = checkpoint_files(third / "checkpoints")[-1]  # SIGKILL between two writes: perhaps a best one
         last = metrics(third)[-1]["step"]
         again = warm.Popen([*TRAIN, *words], cwd=tmp_path, env={**os.environ, **ids}, stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: metrics(third)[-1]["step"] > last + 100, again)
+        wait_for(lambda: metrics(third)[-1]["step"] > last + 10, again)
         again.terminate()
         assert f"resumed from {before.name}" in again.communicate(timeout=limit(60))[1]
         assert again.returncode == 75
