@@ -83,7 +83,7 @@ def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path, capfd: 
     assert (found.equal, found.weights, found.steps) == (True, True, 20), found
     assert status(tmp_path / "again")["status"] == "preempted"
     assert metrics(tmp_path / "again") == [record for record in metrics(whole) if record["step"] <= 20]
-    assert "--steps 12: goes on to step 20, where the run saved its weights" in capfd.readouterr().err
+    assert "--steps 12: continues to step 20, where the run saved its weights" in capfd.readouterr().err
 
 
 def test_a_run_without_checkpoints_has_nothing_to_compare(copied: Path) -> None:
@@ -388,8 +388,12 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
     done = command(run, "--diff", src=project / "src")
     assert "equal bit for bit" in done.stdout
     assert "in a temporary worktree" in done.stdout
-    done = command(run, "--steps", "4", "--commit", "own", code=1, src=project / "src")
-    assert "step 4: train/loss" in done.stdout
+    own = command(run, "--steps", "4", "--commit", "own", code=1, src=project / "src")
+    here = command(run, "--steps", "4", code=1, src=project / "src")
+    assert "step 4: train/loss" in own.stdout
+    assert f"repeating {run} up to step 6 in a temporary directory, which is then deleted\n" in own.stderr
+    assert "note: the code is not the run's, so the difference may come from it" in here.stdout
+    assert "cause: not the machine" not in here.stdout
     assert "in a temporary worktree" in done.stdout
     patch = (run / "uncommitted.diff").read_text()
     for text, remedy in (("# new, not in this patch: src/lab/large.bin\n", "does not contain a patch of"),

@@ -20,7 +20,7 @@ def verify_command(program: Program) -> int:
     parser = argparse.ArgumentParser("./run verify", description="Repeat a run and compare it bit for bit.")
     parser.add_argument("run", type=Path, help="directory of a finished or stopped run; it is not changed")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="overrides for the second run, e.g. data.path=..."
+        "overrides", nargs="*", default=[], metavar="key=value", help="overrides for the second run, e.g. data.path=..."
     )
     parser.add_argument(
         "--steps", type=int, help="compare only the first steps, up to the next checkpoint; default: all"

@@ -125,7 +125,7 @@ def verify(
     if steps is not None and (later := [step for step in with_weights if last <= step <= unchanged]):
         last = min(later)
         if last > steps:
-            line = f"--steps {steps}: goes on to step {last:,}, where the run saved its weights, to compare them too"
+            line = f"--steps {steps}: continues to step {last:,}, where the run saved its weights, to compare them too"
             print(line, file=sys.stderr, flush=True)
     newest = found.newest_valid()
     ranks = len(newest[1]["ranks"]) if newest else None
@@ -140,6 +140,8 @@ def verify(
         config = as_begun(project, run, changes)
         root, code = stack.enter_context(code_for(project, run, commit, diff))
         prepare(project, again, config, began, root)
+        place = out or "a temporary directory, which is then deleted"
+        print(f"repeating {run} up to step {last:,} in {place}", file=sys.stderr, flush=True)
         own = settings(project, cfg, began, ranks, None if at_end else last, root)
         start(project, run, again, root, [*own, *overrides], removed=out is None)
         cfg = read_config(project, again)  # with the overrides
@@ -153,6 +155,9 @@ def verify(
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
             parts.append(compare_scores(run, again, rounding))
+        other_code = commit != OWN and not diff and code_of(run).of_project != code_here(root).of_project
+        if other_code and any(part.difference for part in parts):
+            hints.append("the code is not the run's, so the difference may come from it")
         hints += other_packages(began, now)
         hints += other_files(run, again)  # read now, because `again` is removed after this block
     return Verdict(last, code, rounding, unlike, parts, hints)
