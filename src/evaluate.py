@@ -22,7 +22,9 @@ def main() -> int:
         "./run evaluate", description="Evaluate a trained model on a split of its data, or of other data."
     )
     parser.add_argument("run", type=Path, help="run directory (uses its best checkpoint) or checkpoint file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of data, task and hardware")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="overrides of data, task and hardware"
+    )
     parser.add_argument(
         "--split", default="test", help="train, val, test or another name in data.splits; default: test"
     )

@@ -30,7 +30,11 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="run directory (uses its best checkpoint) or checkpoint file")
     parser.add_argument("file", nargs="?", help="the file to write; default: model.<format> in the run directory")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="for onnx: overrides of the run's config, such as data.path"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="for onnx: overrides of the run's config, such as data.path",
     )
     parser.add_argument(
         "--to", choices=FORMATS, help="format; default: by the suffix of FILE; pt for pth, ckpt, bin and none"
