@@ -311,6 +311,22 @@ def test_messages_are_those_of_the_code() -> None:
     assert not [part for part in parts if part not in texts()]
 
 
+OPTIONS = {
+    "callback": "callbacks.md", "data/order": "data_orders.md", "data/transforms": "transforms.md",
+    "debug": "configure.md",
+    "hydra/launcher": "configure.md", "hydra/sweeper/pruner": "search.md", "hydra/sweeper/sampler": "search.md",
+    "logger": "logging.md", "optim": "rates_optimizers.md", "optim/schedule": "rates_optimizers.md", "task": "tasks.md",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "page"), OPTIONS.items())
+def test_each_option_is_on_the_page_of_its_group(group: str, page: str) -> None:
+    named = {word for span in SPAN.findall(prose(DOCS[page])) for word in re.findall(r"\w+", span)}
+    options = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} - {"none"}
+    assert len(options) > 2
+    assert options - named == set()
+
+
 def test_tests_that_hold_the_contract_exist() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", DOCS["guarantees.md"])
     assert len(named) > 25
