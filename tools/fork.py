@@ -320,22 +320,24 @@ def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
     names |= {Path(name).name for name in deleted if name.startswith("docs/")}
     text = "\n".join(deleted)
     names |= {f"{group}={option}" for group, option in re.findall(r"^conf/(.+)/(\w+)\.yaml$", text, re.MULTILINE)}
-    names |= {f"{parent}/" for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}
+    folders = {parent for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}
+    names |= {f"{folder}/" for folder in folders}
+    names |= {".".join(folder.parts[1:]) for folder in folders if folder.parts[0] == "conf"}
     return re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, names))})(?![\w=])") if names else None
 
 
 def without_sections(text: str, told: re.Pattern[str]) -> str:
     """Return a page without the sections that have such a name in their heading, as docs/configuration.md has."""
     sections = re.split(r"^(?=##)", text, flags=re.MULTILINE)
-    return "".join(
-        one for one in sections if not (one.startswith(("## ", "### ")) and told.search(one.partition("\n")[0]))
-    )
+    kept = [one for one in sections if not (one.startswith(("## ", "### ")) and told.search(one.partition("\n")[0]))]
+    return "".join(kept).rstrip("\n") + "\n"
 
 
 def without_sentences(text: str, told: re.Pattern[str]) -> str:
     """Return a page without the sentences that match; in tables the clause or the row, in code and yaml the line."""
     kept, code = [], False
-    for block in re.split(r"(?<=\n)(?=\n|\||```|    |  - |- |\d+\. |#)", text):
+    blocks = re.split(r"(?<=\n)(?=\n|\||```|    |  - |- |\d+\. |#)", text)
+    for block, following in zip(blocks, [*blocks[1:], "\n"]):
         code ^= block.startswith("```")
         if not told.search(block):
             kept.append(block)
@@ -351,7 +353,10 @@ def without_sentences(text: str, told: re.Pattern[str]) -> str:
             rest = "".join(
                 one for one in re.findall(r".+?(?:[.!?](?=\s)\s|\Z)", body, re.DOTALL) if not told.search(one)
             )
-            kept.append(f"{begin}{rest.rstrip()}\n" if rest.strip() else "\n" * begin.count("\n"))
+            if rest.strip():
+                kept.append(f"{begin}{rest.rstrip()}\n")
+            elif not following.startswith("\n"):  # of two blank lines, one is left
+                kept.append("\n" * begin.count("\n"))
     return re.sub(r"```\w*\n```\n+", "", "".join(kept))
 
 

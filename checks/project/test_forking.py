@@ -248,7 +248,7 @@ def test_a_fork_without_any_part(template: Path, tmp_path: Path) -> None:
     for command in (["ruff", "check", "-q", "."], ["ruff", "format", "--check", "-q", "."], ["yamllint", "-s", "."]):
         run(tmp_path, "-m", *command)
     assert run(tmp_path, "tools/schema.py", "--check").stdout == ""  # fork.py takes out what is gone without torch
-    run(tmp_path, "tools/reference.py")  # ./run docs: the pages of the fork's own config
+    assert run(tmp_path, "tools/reference.py", "--check").stdout == ""  # `./run docs` changes no tracked file
     old = shutil.copytree(ROOT / "checks/runs/whole-finished", tmp_path / "outputs/old")
     run(tmp_path, "src/evaluate.py", str(old), "--split", "val")
     run(tmp_path, "-c", COLLECT, "zebrafish_tracking")
