@@ -219,11 +219,12 @@ class Conf:
             ]
         return " ".join(one for one in texts if not one.startswith("./run ")), commands
 
-    def row(self, key: str, default: str, values: str, meaning: str, anchor: str = "") -> str:
-        """Return the row of a key. anchor: its anchor, if the key itself is the anchor of another option's row."""
+    def row(self, key: str, default: str, values: str, meaning: str, anchor: str = "", short: bool = True) -> str:
+        """Return the row of a key. anchor: of an option's row. short: whether the key itself is an anchor, too: of the
+        default option, so that a fork without another one keeps its anchors."""
         if not meaning:
             self.gaps.append(key if not anchor else f"{key} ({anchor.partition(':')[0]})")
-        names = [name for name in (key, anchor) if name and name not in self.anchors]
+        names = [name for name in (key * short, anchor) if name and name not in self.anchors]
         self.anchors |= set(names)
         page = f"See {found}." if (found := link(PAGES.get(key, ""))) and PAGES[key] not in meaning else ""
         ids = "".join(f'<a id="{name}"></a>' for name in names)
@@ -271,7 +272,7 @@ def option_rows(conf: Conf, path: Path, group: str, base: Path, alike: Mapping[s
         meaning = said.get(key) or conf.comments.get(f"{target.value}.{name}" if target else "", "")
         meaning = meaning or conf.comments.get(key, "") or conf.said(base).get(key, "")
         values_text = values_of(known[name], conf.made, key) if name in known else kind_of(node)
-        yield conf.row(key, shown(node, conf.files[path]), values_text, meaning, f"{option}:{name}")
+        yield conf.row(key, shown(node, conf.files[path]), values_text, meaning, f"{option}:{name}", path == base)
 
 
 def as_in(conf: Conf, path: Path, group: str, base: Path) -> dict[str, str]:
