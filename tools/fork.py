@@ -315,9 +315,10 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
 
 
 def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
-    """Return a pattern of the words by which a page names these files: name, folder, group=option, ./run command."""
+    """Return a pattern of the words by which a page names these files: name, module, folder, group=option."""
     names = set(deleted) | {name.removeprefix("src/") for name in deleted}
     names |= {Path(name).name for name in deleted if name.startswith("docs/")}
+    names |= {name[4:-3].replace("/", ".") for name in deleted if name.startswith("src/") and name.endswith(".py")}
     text = "\n".join(deleted)
     names |= {f"{group}={option}" for group, option in re.findall(r"^conf/(.+)/(\w+)\.yaml$", text, re.MULTILINE)}
     folders = {parent for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}

@@ -215,7 +215,7 @@ def parts(tools: Any) -> list[str]:
     return [*tools.PARTS]
 
 
-# pytest collects, then all modules of the package are imported
+# pytest collects, then all modules of the package are imported, also those that saved configs have under an older name
 COLLECT = """
 import importlib, pkgutil, sys
 import pytest
@@ -223,6 +223,9 @@ status = pytest.main(["-q", "--collect-only", "-m", "", "-p", "no:cacheprovider"
 package = importlib.import_module(sys.argv[1])
 for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
     importlib.import_module(module.name)
+for module in importlib.import_module(f"{sys.argv[1]}.project").PROJECT.moved.values():
+    if not module.endswith("."):
+        importlib.import_module(module.rpartition(".")[0])
 sys.exit(status)
 """
 
