@@ -25,6 +25,12 @@ VARYING = (
     "(T, F): docs/video_audio.md"
 )
 
+# options that train on token ids: one long text, texts of different lengths
+LANGUAGE: dict[str, list[str]] = {
+    "stream": ["data=tokens", "model=gpt", "task=next_token"],
+    "texts": ["experiment=sequences"],
+}
+
 
 def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
     """Return the command that trains on a packed file, as a line to print.
@@ -33,11 +39,10 @@ def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str
     length."""
     groups = {path.rpartition("/")[0] for path in paths}
     names = list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
-    if names == ["tokens"]:
-        chosen = ["data=tokens", "model=gpt", "task=next_token"]
-        return "train on it: " + shlex.join(["./run", "train", *chosen, f"data.path={out}"])
-    if len(names) == 1 and names == sequences:
-        command = ["./run", "train", "experiment=sequences", f"data.path={out}", f"data.fields.tokens={names[0]}"]
+    if names == ["tokens"] and "stream" in LANGUAGE:
+        return "train on it: " + shlex.join(["./run", "train", *LANGUAGE["stream"], f"data.path={out}"])
+    if len(names) == 1 and names == sequences and "texts" in LANGUAGE:
+        command = ["./run", "train", *LANGUAGE["texts"], f"data.path={out}", f"data.fields.tokens={names[0]}"]
         if groups == {""}:
             command += ["data.split_ratio=80/10/10"]
         else:

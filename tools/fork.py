@@ -293,14 +293,15 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
         *(tree / "docs").glob("*.md"),
         *tree.glob("*.md"),
         tree / "mkdocs.yml",
+        *tree.glob("src/*.py"),
         *tree.glob("src/*/project.py"),
         *(tree / "conf").rglob("*.yaml"),
     ]:
-        if not page.exists() or page.relative_to(tree).as_posix().startswith(VERBATIM):
+        if not page.exists() or page.name in ("fork.md", "CHANGELOG.md"):
             continue
         text = page.read_text(encoding="utf-8")
         if rows and page.suffix == ".md":
-            text = re.sub(rf"^\| `(?:{rows})` \|.*\n", "", text, flags=re.MULTILINE)
+            text = re.sub(rf"^\| (?:(?:, )?`(?:{rows})(?:\.\w+)?`)+ \|.*\n", "", text, flags=re.MULTILINE)
         if told := naming(tree, gone if page.name == "README.md" else outside):
             if page.suffix == ".py":
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))

@@ -97,6 +97,10 @@ PARTS = {
     ),
     **_parts(
         "extra",
+        language=(
+            "language models: GPT, windows and sequences of tokens, generation and its scores",
+            "gpt", "tokens", "sequences", "next_token", "token_buckets", "generation",
+        ),
         mixed=("several data sets in one batch, with weights", "mixture", "parts"),
         muon=("Muon, an optimizer for matrices, with another one for the rest", "by_shape"),
         lion=("Lion, an optimizer",),
@@ -110,4 +114,8 @@ PARTS = {
 }  # fmt: skip
 
 # {part: the parts that it needs}
-NEEDS = {"fixmatch": ("mixed",), "whitened": ("muon",)}
+NEEDS = {
+    **dict.fromkeys(("contrastive", "dpo", "gpt2", "mae", "shakespeare", "streaming"), ("language",)),
+    "fixmatch": ("mixed",),
+    "whitened": ("muon",),
+}

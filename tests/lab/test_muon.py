@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import NEEDS_GPT, QUICK, needs
+from common import QUICK, needs
 from optimizers import optimizer_of
 from torch import nn
 
@@ -71,12 +71,9 @@ def test_it_is_two_optimizers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@NEEDS_GPT
 def test_which_are_muons(tmp_path: Path) -> None:
     """Of the language model neither the embeddings nor the head; all decay but the norms; factors on top."""
-    from lab.models.gpt import GPT
-
-    model = GPT([8], 20, 16, 2, 1, 0.0)
+    model = pytest.importorskip("lab.models.gpt").GPT([8], 20, 16, 2, 1, 0.0)
     optimizer = optimizer_of(model, "optim=muon", "+optim.lr_factors={qkv: 0.5}")
     names = {id(p): name for name, p in model.named_parameters()}
     groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from common import NEEDS_GPT, QUICK, needs
+from common import QUICK, needs
 from omegaconf import OmegaConf
 
 import h5rows
@@ -136,7 +136,7 @@ def test_the_labels_of_all_of_them_are_looked_at(tmp_path: Path) -> None:
         compose(*common, "+data.splits.val_hard.group=val_hard")
 
 
-@NEEDS_GPT
+@needs("conf/model/gpt.yaml")
 @pytest.mark.slow
 def test_text_has_them_too(tmp_path: Path) -> None:
     """A window of a stream is consecutive in every split but train's."""
@@ -267,6 +267,7 @@ def test_rows_of_train_in_another_split_are_counted(
 
 
 @pytest.mark.slow
+@needs("conf/model/gpt.yaml")
 def test_windows_of_the_stream_of_train_are_counted(tmp_path: Path) -> None:
     """However the group and the dataset are written. A share of a stream is refused: its windows would overlap."""
     for name, size in (("a", 200), ("b", 100)):

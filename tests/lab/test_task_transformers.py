@@ -152,6 +152,7 @@ def test_a_decoder_that_classifies_reads_the_last_token(tmp_path: Path, home: Pa
         torch.testing.assert_close(model(input_ids=batch["x"], attention_mask=mask).logits, wanted)
 
 
+@needs("conf/data/sequences.yaml")
 def test_a_causal_model_learns_to_go_on(tmp_path: Path, home: Path) -> None:
     """Losses are those of transformers' own loss, text by text; the folder has lost its weights when it is resumed."""
     folder = shutil.copytree(home / "gpt", tmp_path / "gpt")
