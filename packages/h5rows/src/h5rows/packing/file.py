@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import shutil
 import time
@@ -116,7 +115,7 @@ def create(
 
     Datasets of a page or more begin at a page. groups: {path of a group: its attributes}."""
     path.unlink(missing_ok=True)  # not truncated: a worker of a pack that was just killed may still write to it
-    with new_file(path, timeless(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as (file, _):
+    with new_file(path, timeless(h5py.h5p.FILE_CREATE), (PAGE, PAGE)) as file:
         for column in columns:
             for name in accumulate(column.path.strip("/").split("/")[:-1], "{}/{}".format):
                 if name not in file:
@@ -152,67 +151,15 @@ def allocate(file: h5py.File, column: Column, plan: Any, kind: Any = None, paren
     return made
 
 
-class Output(io.FileIO):
-    """A file for HDF5, which would crash at the end of the process if a write failed.
-
-    error: the first failure, which HDF5 does not see. Bytes that could not be written are kept in memory, to be read back."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "w+")
-        self.error: OSError | None = None
-        self.kept: list[tuple[int, bytes]] = []
-
-    def write(self, data: Any) -> int:
-        """Write all bytes, or keep them."""
-        begin, view = self.tell(), memoryview(data)
-        try:
-            while view:
-                view = view[super().write(view) :]
-        except OSError as error:
-            self.error = self.error or error
-            self.kept.append((begin, bytes(data)))
-        return len(data)
-
-    def readinto(self, buffer: Any) -> int:
-        """Read bytes that were written or kept. Those that were never written are zeros."""
-        begin, view = self.tell(), memoryview(buffer)
-        view[:] = bytes(len(view))
-        super().readinto(buffer)
-        for at, data in self.kept:
-            first, last = max(at, begin), min(at + len(data), begin + len(view))
-            if first < last:
-                view[first - begin : last - begin] = data[first - at : last - at]
-        return len(view)
-
-    def truncate(self, size: int | None = None) -> int:
-        """Change the size of the file, if the disk and its limits allow it."""
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self.error = self.error or error
-            return size or 0
-
-
-@contextlib.contextmanager
-def new_file(path: Path, properties: Any, alignment: tuple[int, int]) -> Iterator[tuple[h5py.File, Output]]:
-    """Create a file and close it. Raise OSError if a write failed; the body may raise `error` of the Output before.
-
-    properties: creation properties. alignment: (smallest object to align, multiple), in bytes."""
+def new_file(path: Path, properties: Any, alignment: tuple[int, int]) -> h5py.File:
+    """Create a file. properties: creation properties. alignment: (smallest object to align, multiple), in bytes."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     # v108 allows attributes above 64 KB (class names, lists of skipped files); HDF5 reads it since 2008
     access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_LATEST)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     start, step = alignment
     access.set_alignment(start, min(step, properties.get_userblock() or step))  # the user block must be aligned too
-    with Output(path) as output:
-        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, output)
-        try:
-            with h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, properties, access)) as file:
-                yield file, output
-        finally:
-            access.close()  # while Python runs, because it refers to a Python object
-            if output.error:
-                raise output.error
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, properties, access))
 
 
 def reserve(path: Path) -> None:

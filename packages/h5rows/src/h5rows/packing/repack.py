@@ -82,13 +82,13 @@ class Repack:
         """Write the copy to `temp` and compare it with the source. note: its root attribute `repacked`."""
         # chunks need not begin at a page, but unaligned numbers are slow to read
         alignment = (PAGE, PAGE) if self.options.is_contiguous else (1, 8)
-        with files.new_file(temp, file_properties(self.source), alignment) as (file, output):
+        with files.new_file(temp, file_properties(self.source), alignment) as file:
             Copier(self.contents.survey, file, self.made_anew(file)).copy()
             file.attrs[NOTE.decode()] = note
             if self.options.is_contiguous:
                 file.flush()
                 files.reserve(temp)
-            spans = self.fill(file, output)
+            spans = self.fill(file)
         self.copy_user_block(temp)
         with flushing(temp):
             self.compare(temp, spans)
@@ -143,14 +143,12 @@ class Repack:
                 yield f"{name}/values", int(ends[begin]), np.concatenate(samples)
             yield f"{name}/offsets", 0, ends
 
-    def fill(self, file: h5py.File, output: files.Output) -> list[Span]:
+    def fill(self, file: h5py.File) -> list[Span]:
         """Write the rows of these datasets. Return the spans that were written."""
         spans = []
         total = sum(shape[0] for shape, _ in self.contents.plain.values())
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=self.options.quiet, desc="repack") as bar:
             for name, begin, values in self.pieces():
-                if output.error:
-                    raise output.error
                 if len(values):
                     file[name][begin : begin + len(values)] = values
                     row_bytes = values.nbytes // len(values)
