@@ -180,7 +180,9 @@ def test_no_yaml_mentions_a_part_that_is_left_out(tools: Any, tmp_path: Path) ->
     """Each part alone: without all of them, the yaml that mentions one is often left out too."""
     tracked = tools.tracked(ROOT)
     for name, part in tools.PARTS.items():
-        gone = [one for user, needed in tools.NEEDS.items() if name in needed for one in tools.PARTS[user].files(tracked)]
+        gone = [
+            one for user, needed in tools.NEEDS.items() if name in needed for one in tools.PARTS[user].files(tracked)
+        ]
         tree, gone = tmp_path / name, [*part.files(tracked), *gone]
         shutil.copytree(ROOT / "conf", tree / "conf")
         before = {path: path.read_text() for path in (tree / "conf").rglob("*.yaml")}
