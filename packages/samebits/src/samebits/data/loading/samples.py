@@ -96,6 +96,8 @@ def tensor_of(value: Any, field: str) -> Tensor:
     """Return the value of a field as a tensor. Raise ConfigError if it is not a tensor, an array or a number."""
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # of np.frombuffer; torch would print a warning
     if isinstance(value, (np.ndarray, np.generic)):
         return torch.as_tensor(value)
     if type(value) in _NUMBERS:
