@@ -211,7 +211,8 @@ def gather_rows(own: Tensor) -> tuple[Tensor, int]:
     dist.all_reduce(most, op=dist.ReduceOp.MAX)  # on the host, without a GPU synchronization
     if (counts := to_host(most)) != [count, -count]:
         raise RunFailed(
-            f"rank {rank} gathers {count} rows, other ranks {-counts[1]} to {counts[0]}: the numbers must be equal"
+            f"rank {rank} gathers {count} rows, other ranks {-counts[1]} to {counts[0]}: the numbers must be equal "
+            "for gather_rows - in a metric, use world.all_gather(tensor)"
         )
 
     def summed(gradient: Tensor) -> Tensor:
