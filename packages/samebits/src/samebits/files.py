@@ -50,7 +50,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
         temporary.replace(path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # write() sets no filename
+        error.filename = str(path)  # write() sets no filename
+        del error.filename2  # set by replace(); None would be printed: "'report.md' -> None"
         raise
     finally:
         with suppress(OSError):
