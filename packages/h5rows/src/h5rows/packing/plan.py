@@ -131,7 +131,8 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
     for name, new in names.items():
         what = source.fields[name]
         if bad_text(new) or not all(part.strip(".") for part in new.split("/")):
-            raise ConfigError(f"{where}: a field cannot be named {new!r}; fields={{'NAME': 'OTHER'}} renames it")
+            remedy = "fields={'NAME': 'OTHER'} renames it" if name else "fields= can exclude it, such as pandas' index"
+            raise ConfigError(f"{where}: a field cannot be named {new!r}; {remedy}")
         if new in groups:
             beside = next(n for n in names.values() if n.startswith(f"{new}/"))
             raise ConfigError(
