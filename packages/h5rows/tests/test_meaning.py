@@ -253,6 +253,23 @@ def test_rows_that_are_all_left_out_are_named(tmp_path: Path, missing: Any) -> N
     assert mistake("val").endswith("set it to null if there is no such split")
 
 
+def test_a_variable_has_as_many_rows_as_its_unlimited_dimension(tmp_path: Path) -> None:
+    """The rows that were never written are missing, as netCDF4 shows them."""
+    path = tmp_path / "a.nc"
+    with netcdf4().Dataset(path, "w") as nc:
+        nc.createDimension("time", None)
+        nc.createDimension("place", 3)
+        nc.createVariable("x", "f4", ["time"])[:] = np.arange(ROWS)
+        nc.createVariable("y", "i2", ["time", "place"])[:5] = np.arange(15).reshape(5, 3)
+        nc.createVariable("time", "f8", ["time"])[:2] = [1, 2]
+    with netcdf4().Dataset(path) as nc:
+        theirs = {name: nc[name][:].astype(float).filled(math.nan) for name in ("x", "y", "time")}
+    data = h5rows.open(path, {name: name for name in theirs}, decode=True)
+    batch = data.gather(rows := np.random.default_rng(0).permutation(ROWS))
+    assert all(np.array_equal(batch[name], theirs[name][rows], equal_nan=True) for name in theirs)
+    assert len(h5rows.Dataset(str(path), {"y": "y"}, decode=True, missing="drop")) == 5
+
+
 @pytest.mark.slow
 def test_values_are_those_of_netcdf4(tmp_path: Path) -> None:
     """Of 600 variables: every type, each attribute there or not, in types of its own."""

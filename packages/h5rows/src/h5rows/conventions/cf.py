@@ -117,6 +117,16 @@ def packing_of(dset: h5py.Dataset, netcdf: bool) -> Packing | None:
     return None if made == Packing(kind) else made
 
 
+def rows_of_dimension(dset: h5py.Dataset) -> int:
+    """Return how many rows netCDF shows: as many as the longest variable along the dimension has, if it can grow."""
+    try:
+        dimension = dset.file[dset.attrs["DIMENSION_LIST"][0][0]] if "DIMENSION_LIST" in dset.attrs else dset
+        along = dimension.attrs["REFERENCE_LIST"] if dimension.maxshape[0] is None else []
+        return max(len(dset), len(dimension), *(dset.file[other].shape[axis] for other, axis in along))
+    except (IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):
+        return len(dset)
+
+
 def factor(dset: h5py.Dataset, name: str) -> Any:
     """Return a factor as a NumPy scalar; None if there is none, or if it is text that is not a number."""
     value = attribute(dset, name)

@@ -71,6 +71,21 @@ class Mask(RowByRow):
         return self.packing.masked(self.inner.read(rows))
 
 
+class Longer(Made):
+    """A variable of netCDF with fewer rows than its dimension: the other rows contain its fill value."""
+
+    def __init__(self, inner: Fixed, rows: int, fill: Any) -> None:
+        super().__init__(inner, (rows, *inner.shape[1:]), inner.dtype, f"fill values from row {len(inner)} on")
+        self._fill = fill
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Return the rows."""
+        out = np.full((len(rows), *self.shape[1:]), self._fill, self.dtype)
+        there = rows < len(self.inner)
+        out[there] = self.inner.read(rows[there])
+        return out
+
+
 class Turned(RowByRow):
     """MATLAB's samples along its last axis: an array (H, W, 3, N) is stored as (N, 3, W, H). Its samples have
     the shape (H, W, 3)."""

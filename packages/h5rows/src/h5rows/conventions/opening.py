@@ -26,8 +26,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from h5rows.conventions.cf import Packing, packing_of
-from h5rows.conventions.derived import Columns, Indexed, Listed, Mask, Numbers, Sparse, Turned, Unpacked, Vector
+from h5rows.conventions.cf import Packing, packing_of, rows_of_dimension
+from h5rows.conventions.derived import Columns, Indexed, Listed, Longer, Mask, Numbers, Sparse, Turned, Unpacked, Vector
 from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.external import REFUSE_EXTERNAL
@@ -227,6 +227,8 @@ class Opened:
         # a replacement is set, so NaN is missing, too
         if packing is not None and packing.stored.kind == "f" and missing == missing:
             packing = replace(packing, missing=(*packing.missing, math.nan))
+        if self.kind == "netcdf" and (rows := rows_of_dimension(item)) > len(raw):
+            raw = Longer(raw, rows, item.fillvalue)
         if part == "mask":
             return Mask(raw, packing or Packing(raw.dtype)), None
         return raw if packing is None else unpacked(raw, packing, missing, where), None
