@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import random
+import subprocess
 import sys
 from typing import Any
 
@@ -32,6 +36,18 @@ def needs(*files: str) -> pytest.MarkDecorator:
 
 NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml")
 SMALL_GPT = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")
+
+
+def called_here(name: str, *given: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """`./run NAME ...` in this process, which needs no start. code: the exit status that is expected."""
+    out, error = io.StringIO(), io.StringIO()
+    command = [name, *map(str, given)]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", command)
+        status = importlib.import_module(name).main()
+    done = subprocess.CompletedProcess(command, status, out.getvalue(), error.getvalue())
+    assert status == code, done
+    return done
 
 
 def old_rng_state() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import QUICK, ROOT
+from common import QUICK, ROOT, called_here
 
 import lab.environment
 from samebits.errors import ConfigError
@@ -27,7 +27,7 @@ def env(*given: str, code: int = 0) -> Any:
 
 def test_it_says_what_a_run_records_and_chooses(tmp_path: Path) -> None:
     given = (*QUICK, "trainer.max_steps=1", "hardware.num_threads=auto", "trainer.global_batch_size=24")
-    found = json.loads(env("--json", *given, "hardware.micro_batch_size=7").stdout)
+    found = json.loads(called_here("env", "--json", *given, "hardware.micro_batch_size=7").stdout)
     run = start_run(tmp_path / "run", *given, "hardware.micro_batch_size=7")
     known = json.loads((run / "environment.json").read_text())
     assert found["code"]["commit"] == known["git_commit"]
@@ -70,11 +70,11 @@ def test_ranks_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_mistake_ends_with_an_error_after_the_facts() -> None:
-    done = env("optim.lrr=1", code=2)
+    done = called_here("env", "optim.lrr=1", code=2)
     assert done.stderr.startswith("error: optim.lrr: no such key - did you mean optim.lr?")
     assert done.stdout.startswith("code ")
     assert done.stdout.endswith(" would choose:\n")
-    found = json.loads(env("--json", "data.path=no.h5", code=2).stdout)
+    found = json.loads(called_here("env", "--json", "data.path=no.h5", code=2).stdout)
     assert found["machine"]["cores"] >= 1
     assert "run" not in found
     assert found["run_error"].startswith("data.path=")

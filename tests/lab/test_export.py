@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import QUICK, ROOT, needs
+from common import QUICK, ROOT, called_here, needs
 
 import lab
 import lab.onnx
@@ -46,14 +46,14 @@ def test_safetensors_has_the_weights_that_are_scored(run: Path) -> None:
     """The average, not the weights of the last step."""
     import safetensors.torch
 
-    said = export(run, "--to", "safetensors").stdout
+    said = called_here("export", run, "--to", "safetensors").stdout
     assert f"{run}/model.safetensors: 1,210 values" in said
     weights = safetensors.torch.load_file(run / "model.safetensors")
     model, _ = lab.load_run(run)
     assert_equal(weights, dict(model.state_dict()))
     last = torch.load(max((run / "checkpoints").glob("last_*")), weights_only=True)
     assert not torch.equal(next(iter(weights.values())), next(iter(last["model"].values())))
-    export(run, run / "weights.pt")
+    called_here("export", run, run / "weights.pt")
     assert_equal(torch.load(run / "weights.pt", weights_only=True), weights)
 
 
@@ -207,7 +207,7 @@ def test_a_model_that_differs_or_cannot_be_exported_is_not_written(
     ],
 )
 def test_arguments_that_contradict_each_other(run: Path, given: tuple[str, ...], said: str) -> None:
-    assert export(run, *given, code=2).stderr.startswith(f"error: {said}")
+    assert called_here("export", run, *given, code=2).stderr.startswith(f"error: {said}")
 
 
 def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

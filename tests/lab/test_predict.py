@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import ROOT
+from common import ROOT, called_here
 
 from lab import load_run
 from lab.config import Config
@@ -55,7 +55,7 @@ def truth(run: Path, split: str) -> np.ndarray:
 @pytest.mark.parametrize("ending", [".h5", ".npz", ".parquet"])
 def test_every_row_once_and_in_order(runs: list[Path], tmp_path: Path, ending: str) -> None:
     out = tmp_path / f"out{ending}"
-    predict(runs[0], "--split", "val", "--fields", "y", "--out", out)
+    called_here("predict", runs[0], "--split", "val", "--fields", "y", "--out", out)
     if ending == ".h5":
         with h5py.File(out) as file:
             found = {name: file[name][()] for name in file}
@@ -143,7 +143,7 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("there.h5").touch()
-    done = predict(runs[0], *arguments, code=2)
+    done = called_here("predict", runs[0], *arguments, code=2)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]
