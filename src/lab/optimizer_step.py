@@ -10,7 +10,7 @@ The loop passes an `OptimizerStep` to the task's train_step, which calls it:
     optimizer_step.update(objective)                clip the gradients in p.grad and update the parameters
 
 Nothing here waits for the device, with three exceptions: an optimizer without a fused kernel if steps may be skipped,
-an optimizer that needs a closure, and FSDP's CPU offload with sample weights.
+an optimizer that needs a closure, and FSDP's CPU offload.
 """
 
 from __future__ import annotations
