@@ -1,4 +1,5 @@
-"""Masked autoencoder (MAE, He et al. 2022): the model sees some patches of an image, a decoder reconstructs the others."""
+"""Masked autoencoder (MAE, He et al. 2022): the model sees some patches of an image, a decoder reconstructs the
+others."""
 
 from __future__ import annotations
 
