@@ -145,7 +145,7 @@ def test_inspect_of_everything(tmp_path: Path) -> None:
     make(tmp_path / "a.h5")
     shown = inspect(tmp_path / "a.h5")
     image = block(shown, "train/image")
-    assert "300x3x5x7 uint8" in image
+    assert "300x3x5x7 uint8, 31.5 kB, " in image
     assert "chunks of 7x3x5x7, gzip" in image
     assert "random row: reads 7.0 times" in image
     assert "read: chunks" in image

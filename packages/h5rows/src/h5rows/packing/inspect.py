@@ -13,6 +13,7 @@ import numpy as np
 from h5rows.conventions.choice import NO_SAMPLES, VARYING, choose, columns_of
 from h5rows.conventions.detect import NAMES, kind_of
 from h5rows.errors import clean, first_line, printable, report
+from h5rows.packing.file import in_words
 from h5rows.packing.scan import SMALL
 from h5rows.packing.survey import attribute_names, grows, text
 from h5rows.program import calling, typed
@@ -73,7 +74,7 @@ def inspect_file(path: str) -> None:
         report(f"{given}: {len(others) + 1} shard{'s' * bool(others)}, read as one set; the first:")
     path = local_copy(path)
     with open_h5(path) as file:
-        report(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
+        report(f"{path}: {in_words(Path(path).stat().st_size)}")
         show_attributes(file)
         with reported("/"):
             report("\n".join(["", *meaning_of(file, given, len(others) + 1)]))
@@ -169,8 +170,8 @@ def show(each: Found) -> None:
     if others := external_files(dset):
         layout += f", in other files: {shorten(', '.join(others))}"
     shape = "x".join(map(str, dset.shape)) if dset.shape else "no rows"
-    stored = f", {each.stored / 1e6:,.1f} MB in the file" if each.filters else ""
-    report(f"\n{clean(each.name)}: {shape} {dset.dtype}, {each.size / 1e6:,.1f} MB{stored}")
+    stored = f", {in_words(each.stored)} in the file" if each.filters else ""
+    report(f"\n{clean(each.name)}: {shape} {dset.dtype}, {in_words(each.size)}{stored}")
     report(f"  layout: {', '.join([layout, ' + '.join(each.filters)] if each.filters else [layout])}")
     if each.amplification is not None:
         report(f"  random row: reads {each.amplification:,.1f} times its own bytes")
@@ -195,7 +196,7 @@ def advise(path: str, found: list[Found]) -> None:
     options = ["--flatten"] * bool(vlen) + ["--contiguous"] * any(grows(each.dset.id) for each in fixable)
     fixed = " (--contiguous: resizable datasets become contiguous, of fixed size)" * ("--contiguous" in options)
     size = sum(each.size for each in found)
-    report(f"  fastest to read, {size / 1e6:,.1f} MB{fixed}:\n    {typed('repack', path, new, *options)}")
+    report(f"  fastest to read, {in_words(size)}{fixed}:\n    {typed('repack', path, new, *options)}")
     if any(e.filters and e.stored < POINTLESS * e.size for e in fixable):
         report(f"  smaller, with a few rows per chunk:\n    {typed('repack', path, new, '--codec', 'zstd')}")
 

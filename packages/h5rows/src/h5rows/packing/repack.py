@@ -54,7 +54,7 @@ def repack_file(source: str, out: str, options: RepackOptions, note: str) -> Acc
     if not options.quiet:
         held = ", ".join(f"{count:,} {kind}" for kind, count in account.held.items() if count)
         report(f"{old} contains {held}; {new}: {account.closing}")
-        sizes = " -> ".join(f"{path}: {path.stat().st_size / 1e6:,.1f} MB" for path in (old, new))
+        sizes = " -> ".join(f"{path}: {in_words(path.stat().st_size)}" for path in (old, new))
         report(f"{sizes}; inspect it with: {typed('inspect', str(new))}")
     return account
 

@@ -22,7 +22,7 @@ import h5py
 
 from h5rows.account import Account
 from h5rows.errors import ConfigError, first_line, need, pip_install, report
-from h5rows.packing.file import flush
+from h5rows.packing.file import flush, in_words
 from h5rows.program import calling
 from h5rows.reading.finding import classes_of
 from h5rows.reading.folders import is_remote, shown
@@ -71,7 +71,7 @@ def _packed_at(place: Place, make: Make, out: str, count: int, append: bool, ove
                 )
             shard = f"{len(shards):05}-{digest[:12]}.h5"
             sent = place.send(file, shard)
-            print(f"{i + 1} of {count}: {shard}, {size / 1e6:,.1f} MB" + ("" if sent else ", already there"))
+            print(f"{i + 1} of {count}: {shard}, {in_words(size)}" + ("" if sent else ", already there"))
             shards.append({"file": shard, "bytes": size, "sha256": digest, "rows": rows})
             file.unlink()
     if append and place.read_index() != before:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from h5rows.account import Account
 from h5rows.errors import ConfigError, printable, report
 from h5rows.options import PackOptions
-from h5rows.packing.file import Span, bytes_of, create, flushing, pwrite_all, under_work, verify
+from h5rows.packing.file import Span, bytes_of, create, flushing, in_words, pwrite_all, under_work, verify
 from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, place_groups, plan_parts
 from h5rows.packing.pool import Task, in_flight, make_pool, write_rows
 from h5rows.program import calling, typed
@@ -171,7 +171,7 @@ def same_attr(found: Any, name: str, value: Any) -> bool:
 def summary(out: Path, parts: list[Part], source: Source) -> str:
     """Return the printed summary: the datasets, and the commands that inspect and read the file."""
     account = source.account
-    lines = [f"{out}: {out.stat().st_size / 1e6:,.1f} MB, {account.closing}"]
+    lines = [f"{out}: {in_words(out.stat().st_size)}, {account.closing}"]
     counted = [f"{account.taken[kind]:,} of {count:,} {kind}" for kind, count in account.held.items() if count]
     lines += [f"  counted in it: {', '.join(counted)}"] * bool(counted)
     for part in parts:
