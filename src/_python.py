@@ -91,7 +91,8 @@ def leave_imports(number: int, frame: object) -> None:
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Exit with the status that main returns, or 130 after Ctrl-C. Exit with 1 instead of 0 if stdout was lost."""
+    """Exit with the status that main returns, or 130 after Ctrl-C. Exit with 1 instead of 0 if stdout was lost, with 2
+    if an argument is empty: as a path it would be the current folder."""
     try:
         try:
             if signal.getsignal(signal.SIGINT) is leave_imports:
@@ -99,6 +100,11 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
             from h5rows.integration import keep_interrupts
 
             keep_interrupts()
+            if "" in sys.argv[1:] and "--empty" not in sys.argv:  # ./run h5 pack --empty TEXT
+                print(
+                    "error: an argument is empty, as of a shell's variable that is not set - remove it", file=sys.stderr
+                )
+                sys.exit(2)
             sys.exit(main())
         except KeyboardInterrupt:
             sys.exit(130)

@@ -140,3 +140,13 @@ def test_a_deleted_folder_is_named(tmp_path: Path) -> None:
         2,
         "error: the current folder has been deleted; change to another one\n",
     )
+
+
+@pytest.mark.parametrize("command", ["evaluate", "sync", "report", "h5"])
+def test_an_empty_argument_is_not_the_current_folder(command: str, tmp_path: Path) -> None:
+    """As in ./run sync "$RUN" where RUN is not set."""
+    line = "error: an argument is empty, as of a shell's variable that is not set - remove it\n"
+    ended = subprocess.run(
+        [sys.executable, ROOT / "src" / f"{command}.py", ""], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", line)

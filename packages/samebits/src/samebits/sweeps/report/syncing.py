@@ -51,9 +51,8 @@ def sync(project: Project) -> int:
     try:
         for folder in folders:
             if not folder.is_dir():
-                raise ConfigError(
-                    f"{folder}: no such directory; give run directories, sweeps or folders that contain them"
-                )
+                what = "is a file" if folder.is_file() else "no such directory"
+                raise ConfigError(f"{folder}: {what}; give run directories, sweeps or folders that contain them")
         if args.watch:
             watch(project, folders, args)
         elif args.every is not None:
