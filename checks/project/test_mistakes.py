@@ -124,6 +124,8 @@ OPTIONS = [
 SYNTAXES = [
     row("a=[1", f"a=[1: {SYNTAX}"),
     row("seed", f"seed: {SYNTAX}"),
+    row("TMP/run", "TMP/run: is a folder, not key=value - to resume a run, give resume=TMP/run", files={"run/config.yaml": ""}),
+    row("optim.lr=1e\N{MINUS SIGN}3", "optim.lr=1e\N{MINUS SIGN}3: '\N{MINUS SIGN}' is MINUS SIGN - type the sign of the keyboard, or quote the text, 'key=\"...\"'"),
     row("--package optim", "--package optim: has no effect without --cfg job - add it, or remove --package"),
     row("--lr=3", "unrecognized arguments: --lr=3 - write values as key=value, without dashes; see --help"),
     row("hydra.job.num=abc", "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),

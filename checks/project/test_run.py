@@ -280,6 +280,8 @@ def test_a_finished_run_and_what_resumes_it(train_command: Command, tmp_path: Pa
         assert not (run / "failure.json").exists()
     missing = train_command("resume=nowhere", code=2)
     assert "resume=" in missing.stderr and "not a run directory" in missing.stderr  # noqa: PT018
+    inside = train_command("resume=run/checkpoints", code=2)
+    assert inside.stderr.endswith(f"; give resume={tmp_path}/run\n")
     # a key that is null can be changed, and what the optimizer was given holds
     train_command("resume=run", "trainer.max_steps=6", "optim.lr=0.01", "optim.weight_decay=0.5")
     assert last_checkpoint(run)["optimizer"]["param_groups"][0]["weight_decay"] == 0.5

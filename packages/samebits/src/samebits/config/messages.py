@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import traceback
+import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -82,6 +83,13 @@ def no_override(text: str | None) -> str:
     """Return the line for an override that Hydra cannot parse."""
     if found := re.search(r"=\s*choice\((.*\bnull\b.*)\)", text or ""):
         return f"{text}: Hydra's choice() does not accept null - give the values without choice(), {found[1]}"
+    if text and Path(text).is_dir():
+        return f"{text}: is a folder, not key=value - to resume a run, give resume={text}"
+    # of a number or a quote that was copied from a page
+    odd = [one for one in text or "" if not one.isascii() and unicodedata.category(one)[0] in "PSZN"]
+    if odd:
+        name = unicodedata.name(odd[0], "no letter")
+        return f"{text}: {odd[0]!r} is {name} - type the sign of the keyboard, or quote the text, 'key=\"...\"'"
     return (
         f"{text}: not a valid override - write key=value, a list as key=[1,2], and text with special "
         f"characters in two kinds of quotes, 'key=\"a,b\"'"

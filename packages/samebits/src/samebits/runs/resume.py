@@ -46,9 +46,9 @@ def choose_run(
             f"hydra.run.dir={directory}: contains a run; add resume=auto to resume it, or choose another directory"
         )
     if resume not in (None, "auto") and not holds_run(directory):
-        raise ConfigError(
-            f"resume={directory}: not a run directory ({CONFIG} is missing); give the directory that the run printed"
-        )
+        run = next((folder for folder in list(directory.parents)[:2] if holds_run(folder)), None)  # of a checkpoint
+        remedy = f"resume={run}" if run else "the directory that the run printed"
+        raise ConfigError(f"resume={directory}: not a run directory ({CONFIG} is missing); give {remedy}")
     if (directory / BEFORE).exists():
         with claimed(directory):  # left by a resume that was killed before its first step
             undo_resume(directory)
