@@ -145,6 +145,13 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
+def read_end(path: Path, size: int) -> bytes:
+    """Return at most the last `size` bytes of a file of a run; see open_regular."""
+    with open_regular(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        return file.read(size)
+
+
 def read_text(path: Path, errors: str = "strict") -> str:
     """Return the text of a file of a run; see open_regular. errors: as in bytes.decode; strict raises
     CorruptFileError."""

@@ -30,3 +30,12 @@ def test_what_came_before(tmp_path: Path, known: dict[str, Any], logged: float |
     if logged is not None:
         (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": logged}) + "\n")
     assert elapsed.before(tmp_path, since=1000.0) == expected
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps({"step": n, "time": float(n)}) + "\n" for n in range(1000)) + '{"step": 10, "t')
+    monkeypatch.setattr(elapsed, "END", 200)
+    assert elapsed.last_logged(log) == 999.0
+    log.write_text('{"time": 1.0}\n' + " " * 300)
+    assert elapsed.last_logged(log) == 0.0

@@ -9,10 +9,11 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from samebits.files import read_file
+from samebits.files import read_end
 from samebits.status import METRICS, read_status, write_status
 
 SAME_S = 0.05  # tolerance of `began` within one command; two commands start further apart
+END = 1 << 20  # bytes of metrics.jsonl to read for its last complete line
 
 
 def record_start(run_dir: Path, began: float) -> None:
@@ -44,7 +45,7 @@ def seconds_until_last_record(run_dir: Path) -> float:
 
 def last_logged(path: Path) -> float:
     """Return time.time() of the last line of a metrics.jsonl; 0 if there is no line."""
-    for line in reversed(read_file(path).splitlines() if path.exists() else []):
+    for line in reversed(read_end(path, END).splitlines() if path.exists() else []):
         try:
             return float(json.loads(line)["time"])
         except (ValueError, KeyError, TypeError):  # the incomplete line of a killed process

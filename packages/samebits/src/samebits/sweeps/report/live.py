@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 from samebits.errors import ConfigError, first_line, visible
-from samebits.files import open_regular, read_json
+from samebits.files import open_regular, read_end, read_json
 from samebits.runs import SILENT_S, UNDER_WAY, current_status
 from samebits.status import METRICS, RESULT, STATUS
 from samebits.sweeps.report.read import runs_below
@@ -228,10 +228,7 @@ def is_number(value: Any) -> bool:
 def last_line(path: Path) -> str:
     """Return the last line of a log that is not empty, without control characters; "" without the file."""
     try:
-        file = open_regular(path)
+        lines = read_end(path, END).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    with file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - END))
-        lines = file.read(END).decode(errors="replace").splitlines()
     return visible(next((line.strip() for line in reversed(lines) if line.strip()), ""))[:500]
