@@ -151,7 +151,7 @@ def mixture(dataset: Any, seed: int) -> MixtureOrder:
     """Return the order of data=mixed: each batch contains the share of each part, and each part uses its own order.
     Raise ConfigError if an order of a part has a state or pads batches."""
     if not isinstance(dataset, Mixed):
-        raise ConfigError("data.order: mixture requires data=mixed - use samebits.data.order.shuffled")
+        raise ConfigError("data.order: mixture requires data=mixed - use data/order=shuffled")
     stages = stages_of(dataset.weights, dataset.names)
     orders = []
     for name, part in dataset.parts.items():

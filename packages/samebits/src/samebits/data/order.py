@@ -139,7 +139,7 @@ class Epochs:
         if not self.epoch_samples:
             raise ConfigError(
                 f"data.order.batch_size={batch_size}: the training split has {amount(size, 'sample')}, so its epochs "
-                "have no complete batch - give a smaller trainer.global_batch_size, or use samebits.data.order.shuffled"
+                "have no complete batch - give a smaller trainer.global_batch_size, or use data/order=shuffled"
             )
         self._permutation = Permutation(size, seed, stream=0)
 

@@ -58,8 +58,7 @@ def chunk_windows(
     if not rows:
         raise ConfigError(
             "data.order: chunk_windows needs chunks of several samples; this dataset has none, or fits into "
-            "data.cache_mb when decoded: set data.order.chunk_rows, or use "
-            "data.order._target_=samebits.data.order.shuffled"
+            "data.cache_mb when decoded: set data.order.chunk_rows, or use data/order=shuffled"
         )
     size, kept = size_of(dataset), getattr(dataset, "kept_bytes", 0)
     if window is not None and window < 1:
