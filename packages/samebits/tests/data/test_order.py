@@ -278,7 +278,7 @@ def test_the_stated_quality_of_windows_is_the_measured_one(window: int) -> None:
 
 
 def test_windows_need_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="set data.order.chunk_rows, or use data/order=shuffled$"):
+    with pytest.raises(ConfigError, match=r"set data\.order\.chunk_rows, or use data/order=shuffled$"):
         chunk_windows(range(10), 0, 4, 2, None)
     remote = Table(x=np.zeros(1000))
     remote.kept_bytes, remote.nbytes = 3200, 8000
