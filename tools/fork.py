@@ -293,6 +293,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
         *(tree / "docs").glob("*.md"),
         *tree.glob("*.md"),
         tree / "mkdocs.yml",
+        tree / "pyproject.toml",
         *tree.glob("src/*.py"),
         *tree.glob("src/*/project.py"),
         *(tree / "conf").rglob("*.yaml"),
@@ -303,7 +304,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
         if rows and page.suffix == ".md":
             text = re.sub(rf"^\| (?:(?:, )?`(?:{rows})(?:\.\w+)?`)+ \|.*\n", "", text, flags=re.MULTILINE)
         if told := naming(tree, gone if page.name == "README.md" else outside):
-            if page.suffix == ".py":
+            if page.suffix in (".py", ".toml"):
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
             elif page.suffix == ".yaml":
                 # a command may have several lines, each but the last with a backslash at its end

@@ -101,6 +101,11 @@ PARTS = {
             "language models: GPT, windows and sequences of tokens, generation and its scores",
             "gpt", "tokens", "sequences", "next_token", "token_buckets", "generation",
         ),
+        parquet=(
+            "Parquet files and Hugging Face data sets, read without packing",
+            "columns", "huggingface", "huggingface_stream", "row_groups",
+        ),
+        image_folder=("a folder of images, decoded when they are read",),
         mixed=("several data sets in one batch, with weights", "mixture", "parts"),
         muon=("Muon, an optimizer for matrices, with another one for the rest", "by_shape"),
         lion=("Lion, an optimizer",),

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,14 @@ from samebits.schema import plain
 from samebits.targets import construct
 
 H5, FILLS_MISSING = "lab.datasets.h5.Dataset", "lab.transforms.missing.FillMissing"
-PARQUET, HUGGING_FACE = "lab.datasets.parquet.Parquet", "lab.datasets.huggingface.HuggingFace"
-SOURCE_KEYS = {H5: "group", PARQUET: "files", HUGGING_FACE: "of"}  # of an entry of data.splits: where its rows are
+# {data set whose splits are made of rows: the key of an entry of data.splits that says where its rows are}
+SOURCE_KEYS = {
+    H5: "group",
+    "lab.datasets.parquet.Parquet": "files",
+    "lab.datasets.huggingface.HuggingFace": "of",
+}
+READERS = [target.split(".")[-2] for target in SOURCE_KEYS]
+OF_ROWS = re.sub(r", (\w+)$", r" and \1", f"data={', '.join(READERS)}")  # in messages: data=h5, parquet and ...
 PACKED = (".npy", ".npz", ".pth", ".csv", ".tsv", ".txt", ".tar", ".tfrecord", ".lmdb", ".zarr", ".n5")  # by ./run h5
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 FILLED = (
@@ -37,11 +45,11 @@ def h5_shape(field: str, _parent_: Any) -> list[int]:
     It includes the columns that FillMissing appends."""
     from h5rows.integration import sample_shape
 
-    with _about_data(_parent_), h5_mistakes():
-        return _with_indicators(list(sample_shape(_parent_, field)), field, _parent_)
+    with about_data(_parent_), h5_mistakes():
+        return with_indicators(list(sample_shape(_parent_, field)), field, _parent_)
 
 
-def _with_indicators(shape: list[int], field: str, data: Any) -> list[int]:
+def with_indicators(shape: list[int], field: str, data: Any) -> list[int]:
     """Return the shape of a sample with the columns that FillMissing appends. data: the group `data`."""
     for node in (data.get("transforms") or {}).values():
         if hasattr(node, "get") and node.get("_target_") == FILLS_MISSING and node.field == field:
@@ -54,13 +62,11 @@ def missing_columns(field: str, _parent_: Any) -> list[int]:
     data.transforms. In a cross-validation: in the rows that are divided into folds, so all folds have the same ones."""
     data = _parent_._get_parent()._get_parent()
     if data.get("_target_") not in SOURCE_KEYS:
-        raise ConfigError(
-            f"{_key(_parent_)}.columns: are found for data=h5, parquet and huggingface only - give them, such as [0,3]"
-        )
-    from lab.datasets.columns import columns_with_nan
+        raise ConfigError(f"{_key(_parent_)}.columns: are found for {OF_ROWS} only - give them, such as [0,3]")
+    from lab.transforms.missing import columns_with_nan
 
     own, found = ("_target_", *(one.name for one in fields(DataConfig))), set()
-    with _about_data(data), splits_of(data._get_root().get("rules", 1)):
+    with about_data(data), splits_of(data._get_root().get("rules", 1)):
         arguments = {key: plain(data[key]) for key in data if key not in own}
         for split in ("train",) if data.get("folds") is None else ("train", "val"):
             rows = construct(PROJECT, "data", {"_target_": data._target_, **arguments}, object, split=split)
@@ -76,7 +82,7 @@ def h5_outputs(field: str, _parent_: Any) -> int | None:
 
     if _key(_parent_) != "data" and _parent_.fields.get(field, field) is None:
         return None
-    with _about_data(_parent_), h5_mistakes():
+    with about_data(_parent_), h5_mistakes():
         return int(num_outputs(_parent_, field))
 
 
@@ -95,9 +101,7 @@ def expand(cfg: Any) -> None:
         text, place = node.get("split_ratio"), SOURCE_KEYS.get(node.get("_target_"))
         folded = node.get("fold_repeat") or any(node.get(k) is not None for k in ("folds", "fold", "stratify_by"))
         if text is not None and place is None:
-            raise ConfigError(
-                f"{key}.split_ratio={text}: only for data=h5, data=parquet and data=huggingface - set {key}.splits"
-            )
+            raise ConfigError(f"{key}.split_ratio={text}: only for {OF_ROWS} - set {key}.splits")
         if place is not None and (folded or text is not None):
             _divide(node, key, place, folded)
         if text is not None:
@@ -137,12 +141,14 @@ def _check_is_hdf5(key: str, path: Any) -> None:
     place, fields = Path(path), f"{key}.fields={{x: COLUMN, y: COLUMN}}"
     option = key if key == "data" else f"+data@{key}"
     is_folder, suffix = place.is_dir(), place.suffix.lower()
-    if suffix == ".parquet" or (is_folder and any(place.rglob("*.parquet"))):
-        remedy = f"{shlex.join([f'{option}=parquet', f'{key}.path={path}', fields])} (docs/parquet.md)"
-    elif suffix == ".arrow" or any((place / name).is_file() for name in ("state.json", "dataset_dict.json")):
+    is_parquet = suffix == ".parquet" or (is_folder and any(place.rglob("*.parquet")))
+    is_arrow = suffix == ".arrow" or any((place / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    if is_parquet and "parquet" in READERS:
+        remedy = f"{shlex.join([f'{option}=parquet', f'{key}.path={path}', fields])} (docs/my_data.md)"
+    elif is_arrow and "huggingface" in READERS:
         folder = path if is_folder else str(place.parent)
-        remedy = f"{shlex.join([f'{option}=huggingface', f'{key}.path={folder}', fields])} (docs/parquet.md)"
-    elif suffix in PACKED and not (place.is_file() and is_hdf5(path)):
+        remedy = f"{shlex.join([f'{option}=huggingface', f'{key}.path={folder}', fields])} (docs/my_data.md)"
+    elif suffix in (*PACKED, ".parquet") and not (place.is_file() and is_hdf5(path)):
         made = str(place.with_suffix(".h5"))
         then = shlex.quote(f"{key}.path={made}")
         remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then {then} (docs/pack_data.md)"
@@ -172,7 +178,7 @@ def _divide(node: Any, key: str, place: str, folded: bool) -> None:
                 f"{key}.splits.val=null, which leaves its rows unused"
             )
         given = ("split_ratio", "split_by", "folds", "fold", "fold_repeat", "stratify_by")
-        with _about_data(node), h5_mistakes():
+        with about_data(node), h5_mistakes():
             made = fold_splits({**{k: node[k] for k in given if k in node}, "splits": splits})
     else:
         with h5_mistakes():
@@ -211,34 +217,6 @@ def command_for(path: str, settings: Mapping[str, Any], task: str) -> str:
     return shlex.join(["./run", "train", *words])
 
 
-def column_shape(field: str, _parent_: Any) -> list[int]:
-    """Return the shape of one sample of a field of columns: ${column_shape:x} in a group `data`."""
-    shape, _ = _columns(_parent_)[0].spec.get(field, ((), None))
-    return _with_indicators(list(shape) or [1], field, _parent_)
-
-
-def column_outputs(field: str, _parent_: Any) -> int:
-    """Return the number of outputs that a model of the field needs: ${column_outputs:y} in a group `data`."""
-    columns, source = _columns(_parent_)
-    return columns.outputs(field, source.extremes)
-
-
-def _columns(node: Any) -> tuple[Any, Any]:
-    """Return the fields of columns of a data set, and the source of their rows. node: the group `data`."""
-    from lab.datasets.columns import missing_rule
-
-    with _about_data(node):
-        if node.get("_target_") == PARQUET:
-            from lab.datasets.parquet import open_files
-
-            source: Any = open_files(plain(node.path))
-        else:
-            from lab.datasets.huggingface import open_source
-
-            source = open_source(node.path, node.name, node.revision, node._target_.endswith("Stream"))
-        return source.columns(plain(node.fields), missing_rule(node.missing)), source
-
-
 def first_part(key: str, _parent_: Any) -> Any:
     """Return a key's value in the first part that has it, or None: ${first_part:num_outputs} with `data.parts`."""
     if not _parent_.parts:
@@ -251,17 +229,14 @@ def _key(node: Any) -> str:
     return str(node._get_full_key(None)) or "data"
 
 
-def folder_classes(_parent_: Any) -> int:
-    """Return the number of class folders below data.path: ${folder_classes:} in a group `data`."""
-    from lab.datasets.image_folder import class_names, open_images
-
-    with _about_data(_parent_):
-        source = open_images(_parent_.path, tuple(_parent_.size), _parent_.crop, _parent_.channels)
-        return len(class_names(source, _parent_.path))
+def _imported(path: str, *values: Any, _parent_: Any) -> Any:
+    """Call the resolver of a data set: a function of its module, which is imported here."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)(*values, _parent_)
 
 
 @contextmanager
-def _about_data(node: Any) -> Iterator[None]:
+def about_data(node: Any) -> Iterator[None]:
     """In this block, an error about a data file's content names its config key. node: the group `data`."""
     try:
         yield
@@ -397,9 +372,9 @@ PROJECT = Project(
         "h5_shape": h5_shape,
         "h5_outputs": h5_outputs,
         "missing_columns": missing_columns,
-        "folder_classes": folder_classes,
-        "column_shape": column_shape,
-        "column_outputs": column_outputs,
+        "folder_classes": partial(_imported, "lab.datasets.image_folder.folder_classes"),
+        "column_shape": partial(_imported, "lab.datasets.columns.column_shape"),
+        "column_outputs": partial(_imported, "lab.datasets.columns.column_outputs"),
         "first_part": first_part,
     },
     watching=("callback",),

@@ -255,7 +255,7 @@ def test_a_path_of_data_h5_in_another_format_names_the_option_that_reads_it(fold
     (arrow / "state.json").write_text("{}")
     shutil.copy(PROJECT.root / "data/digits.h5", tmp_path / "digits.npz")  # only its name is wrong
     for path, said in (
-        (part, f"use data=parquet {given(part)} 'data.fields={{x: COLUMN, y: COLUMN}}' (docs/parquet.md)"),
+        (part, f"use data=parquet {given(part)} 'data.fields={{x: COLUMN, y: COLUMN}}' (docs/my_data.md)"),
         (folder / "0", f"use data=parquet {given(folder / '0')} "),
         (arrow, f"use data=huggingface {given(arrow)} "),
         (arrow / "data-00000-of-00001.arrow", f"use data=huggingface {given(arrow)} "),

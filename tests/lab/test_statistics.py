@@ -16,6 +16,7 @@ from common import QUICK, needs
 import lab
 from lab.config import check
 from lab.loaders import make_datasets
+from lab.project import OF_ROWS
 from lab.restore import restore, score_checkpoint
 from lab.statistics import FILE, with_statistics
 from lab.transforms.fields import Normalize
@@ -415,7 +416,7 @@ def test_the_columns_follow_the_split(tmp_path: Path) -> None:
         (["data.transforms.missing.field=z"], "no 'z'"),
         (
             ["data=synthetic", "+data/transforms@data.transforms=missing"],
-            "data=h5, parquet and huggingface only - give them",
+            f"are found for {OF_ROWS} only - give them",
         ),
     ],
 )

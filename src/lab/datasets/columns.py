@@ -19,10 +19,10 @@ from torch import Tensor
 from h5rows.integration import first_non_finite, fold_rows, rows_in_share
 from lab.h5_errors import h5_mistakes
 from samebits.errors import ConfigError, RunFailed
+from samebits.schema import plain
 
 EXAMPLE = "data.fields={x: [a, b, c], y: label}"
 PACK = "pack it into HDF5 instead: docs/pack_data.md"
-READ = 1 << 22  # values that `columns_with_nan` reads at a time
 # torch cannot compute with these types, so they are converted to a type that contains all their values
 WIDER = {"uint16": np.dtype(np.int32), "uint32": np.dtype(np.int64), "uint64": np.dtype(np.int64)}
 
@@ -244,24 +244,6 @@ def joined_values(parts: Sequence[Any], what: str) -> np.ndarray:
     return np.concatenate([np.asarray(part.to_pylist()) for part in parts])
 
 
-def columns_with_nan(dataset: Any, field: str) -> list[int]:
-    """Return the numbers of the columns of a field (C,) of a `BatchDataset` that have NaN in one of its rows.
-
-    Raise ConfigError if the field does not exist, or if its samples are floats of another shape."""
-    if field not in dataset.spec:
-        raise ConfigError(f"data.fields has no {field!r}; it has {sorted(dataset.spec)}")
-    shape, dtype = dataset.spec[field]
-    if not dtype.is_floating_point:
-        return []
-    if len(shape) != 1 or -1 in shape:
-        raise ConfigError(f"data.fields.{field}: FillMissing needs a table, samples of one dimension, not {shape}")
-    step, found = max(1, READ // max(1, shape[0])), np.zeros(shape[0], dtype=bool)
-    for begin in range(0, len(dataset), step):
-        rows = dataset.gather(np.arange(begin, min(begin + step, len(dataset))))
-        found |= rows[field].isnan().any(0).numpy()
-    return np.flatnonzero(found).tolist()  # type: ignore[no-any-return]
-
-
 def columns_of(given: Any) -> list[Any]:
     """Return the columns of an entry of `fields`."""
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
@@ -319,3 +301,33 @@ def sorted_classes(found: set[Any], rows: int, what: str) -> list[str]:
             f"{what} has {len(names):,} different strings in {rows:,} rows, too many for classes - for texts, {PACK}"
         )
     return names
+
+
+def column_shape(field: str, _parent_: Any) -> list[int]:
+    """Return the shape of one sample of a field of columns: ${column_shape:x} in a group `data`."""
+    from lab.project import with_indicators
+
+    shape, _ = _columns(_parent_)[0].spec.get(field, ((), None))
+    return with_indicators(list(shape) or [1], field, _parent_)
+
+
+def column_outputs(field: str, _parent_: Any) -> int:
+    """Return the number of outputs that a model of the field needs: ${column_outputs:y} in a group `data`."""
+    columns, source = _columns(_parent_)
+    return columns.outputs(field, source.extremes)
+
+
+def _columns(node: Any) -> tuple[Any, Any]:
+    """Return the fields of columns of a data set, and the source of their rows. node: the group `data`."""
+    from lab.project import about_data
+
+    with about_data(node):
+        if node._target_.endswith(".Parquet"):
+            from lab.datasets.parquet import open_files
+
+            source: Any = open_files(plain(node.path))
+        else:
+            from lab.datasets.huggingface import open_source
+
+            source = open_source(node.path, node.name, node.revision, node._target_.endswith("Stream"))
+        return source.columns(plain(node.fields), missing_rule(node.missing)), source

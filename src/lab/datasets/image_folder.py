@@ -99,3 +99,12 @@ def class_names(source: FileSource, path: str) -> list[str]:
     if "label" not in source.fields:
         raise ConfigError(f"data.path={path}: its images are not in class folders")
     return list(source.fields["label"].attrs["classes"])
+
+
+def folder_classes(_parent_: Any) -> int:
+    """Return the number of class folders below data.path: ${folder_classes:} in a group `data`."""
+    from lab.project import about_data
+
+    with about_data(_parent_):
+        source = open_images(_parent_.path, tuple(_parent_.size), _parent_.crop, _parent_.channels)
+        return len(class_names(source, _parent_.path))

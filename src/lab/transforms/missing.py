@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,8 @@ from lab.transforms.fields import Batch, OnDevices, field_of
 from samebits.errors import ConfigError
 from samebits.files import amount
 from samebits.schema import NotNegativeInt
+
+READ = 1 << 22  # values that `columns_with_nan` reads at a time
 
 
 class FillMissing:
@@ -56,3 +59,21 @@ class FillMissing:
             else "no new columns"
         )
         return [f"{self.field}: NaN -> {self.value:g}, {what} (FillMissing)"]
+
+
+def columns_with_nan(dataset: Any, field: str) -> list[int]:
+    """Return the numbers of the columns of a field (C,) of a `BatchDataset` that have NaN in one of its rows.
+
+    Raise ConfigError if the field does not exist, or if its samples are floats of another shape."""
+    if field not in dataset.spec:
+        raise ConfigError(f"data.fields has no {field!r}; it has {sorted(dataset.spec)}")
+    shape, dtype = dataset.spec[field]
+    if not dtype.is_floating_point:
+        return []
+    if len(shape) != 1 or -1 in shape:
+        raise ConfigError(f"data.fields.{field}: FillMissing needs a table, samples of one dimension, not {shape}")
+    step, found = max(1, READ // max(1, shape[0])), np.zeros(shape[0], dtype=bool)
+    for begin in range(0, len(dataset), step):
+        rows = dataset.gather(np.arange(begin, min(begin + step, len(dataset))))
+        found |= rows[field].isnan().any(0).numpy()
+    return np.flatnonzero(found).tolist()  # type: ignore[no-any-return]
