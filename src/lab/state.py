@@ -181,9 +181,7 @@ class RunContext:
         return self.checkpoints.directory.parent
 
     def notify(self, event: str, state: TrainState, *values: Any) -> bool:
-        """Call the method `event` of each callback that overrides it. Return whether any returned True.
-
-        Random numbers that they draw depend on the seed and the step, and do not change those of training."""
+        """Call `event` of callbacks, with random numbers other than training's. Return whether any returned True."""
         said: list[Any] = []
         for call in overridden_methods(self.callbacks, event):
             owner = type(getattr(call, "__self__", call)).__name__
@@ -207,9 +205,8 @@ class RunContext:
                 "change the order twice - call it in on_eval, or between steps"
             )
         order.take()
-        step = self.watchdog.latest().step
-        checks = ReplicaChecks(self.replica_checks.step)
-        checks.check(numbers_in("data.order's state", order.state_dict()), step, self.world)
+        values, step = numbers_in("data.order's state", order.state_dict()), self.watchdog.latest().step
+        ReplicaChecks(self.replica_checks.step).check(values, step, self.world)
         assert self.train is not None
         self.train.reorder(order.use)
 
