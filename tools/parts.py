@@ -103,7 +103,7 @@ PARTS = {
         ),
         parquet=(
             "Parquet files and Hugging Face data sets, read without packing",
-            "columns", "huggingface", "huggingface_stream", "row_groups",
+            "columns", "column_resolvers", "huggingface", "huggingface_stream", "row_groups",
         ),
         image_folder=("a folder of images, decoded when they are read",),
         mixed=("several data sets in one batch, with weights", "mixture", "parts"),

@@ -216,7 +216,6 @@ class OptimizerStep:
         micro-batch is weighted by its size, so that DDP's mean over ranks is the mean over the global batch."""
         state, task, scaler = self.state, self.state.task, self.state.scaler
         trained, net, sizes = self.parameters(objective), self.loss_modules[objective], self.hardware.micro_batch_sizes
-        names_of_losses = None if objective else task.loss_names
         num_samples, autocast = sum(sizes), self.hardware.autocast
         totals: dict[str, Tensor] = {}
         weight = None  # sum of this rank's sample weights, if the task has weights
@@ -229,7 +228,7 @@ class OptimizerStep:
                     with autocast():
                         losses = net(batch)[0]  # keep no output: a language model's logits are large
                         weights = weights_with_padding_at_zero(task, batch)
-                    check_losses(losses_key(task), losses, size, names_of_losses, loss_name)
+                    check_losses(losses_key(task), losses, size, None if objective else task.loss_names, loss_name)
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
                         weight = weights.sum() if weight is None else weight + weights.sum()
@@ -239,9 +238,8 @@ class OptimizerStep:
                     gradient = torch.full_like(loss, 1 / num_samples)  # of the mean by the loss of each sample, (B,)
                     loss.backward(scaler.scale(gradient) if scaler else gradient)
                 for name, value in losses.items():
-                    total = value.detach().sum()
-                    totals[name] = totals[name] + total if name in totals else total
-        totals = {name: total / num_samples for name, total in totals.items()}
+                    mean = value.detach().sum() / num_samples
+                    totals[name] = totals[name] + mean if name in totals else mean
         state.passed[objective] = state.passed.get(objective, 0) + self.trainer.global_batch_size
         self.after_all_reduce()
         self.step_rng.use_shared()  # the same random numbers on all ranks, so that updates are equal

@@ -19,7 +19,6 @@ from torch import Tensor
 from h5rows.integration import first_non_finite, fold_rows, rows_in_share
 from lab.h5_errors import h5_mistakes
 from samebits.errors import ConfigError, RunFailed
-from samebits.schema import plain
 
 EXAMPLE = "data.fields={x: [a, b, c], y: label}"
 PACK = "pack it into HDF5 instead: docs/pack_data.md"
@@ -301,33 +300,3 @@ def sorted_classes(found: set[Any], rows: int, what: str) -> list[str]:
             f"{what} has {len(names):,} different strings in {rows:,} rows, too many for classes - for texts, {PACK}"
         )
     return names
-
-
-def column_shape(field: str, _parent_: Any) -> list[int]:
-    """Return the shape of one sample of a field of columns: ${column_shape:x} in a group `data`."""
-    from lab.project import with_indicators
-
-    shape, _ = _columns(_parent_)[0].spec.get(field, ((), None))
-    return with_indicators(list(shape) or [1], field, _parent_)
-
-
-def column_outputs(field: str, _parent_: Any) -> int:
-    """Return the number of outputs that a model of the field needs: ${column_outputs:y} in a group `data`."""
-    columns, source = _columns(_parent_)
-    return columns.outputs(field, source.extremes)
-
-
-def _columns(node: Any) -> tuple[Any, Any]:
-    """Return the fields of columns of a data set, and the source of their rows. node: the group `data`."""
-    from lab.project import about_data
-
-    with about_data(node):
-        if node._target_.endswith(".Parquet"):
-            from lab.datasets.parquet import open_files
-
-            source: Any = open_files(plain(node.path))
-        else:
-            from lab.datasets.huggingface import open_source
-
-            source = open_source(node.path, node.name, node.revision, node._target_.endswith("Stream"))
-        return source.columns(plain(node.fields), missing_rule(node.missing)), source
