@@ -627,6 +627,15 @@ def test_one_hot_rows_and_a_column_of_labels_are_suggested_as_classes(tmp_path: 
     assert (choice.x.name, choice.y.name, choice.y.classes, choice.task) == ("x", "y@classes", 3, "classification")
 
 
+@pytest.mark.parametrize("x", [np.eye(9)[np.arange(ROWS) % 9], np.arange(ROWS)[:, None] % 9])
+def test_x_is_suggested_as_it_is_stored(tmp_path: Path, x: np.ndarray) -> None:
+    """As classes, a column would lose its scale, and one-hot rows would be a single number."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = x, np.arange(ROWS) % 3
+        choice = choose(file)
+    assert (choice.x.name, choice.x.shape, choice.y.name) == ("x", x.shape, "y")
+
+
 # -- what is no sample
 
 

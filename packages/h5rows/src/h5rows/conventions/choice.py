@@ -61,7 +61,8 @@ class Candidate:
     """A field as it would be read.
 
     shape: (N, *sample). classes: how many have names in the file, or are found in the integers; None if it has no
-    classes. lost: the share of its values that are missing. whole: number of rows without missing values.
+    classes. lost: the share of its values that are missing. whole: number of rows without missing values. as_x: how x
+    would read it, if it is read as classes only as y, such as one-hot rows.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Candidate:
     classes: int | None
     lost: float
     whole: int
+    as_x: Candidate | None = None
 
     @property
     def size(self) -> int:
@@ -133,8 +135,9 @@ def candidates(
             if field.dtype.kind == "c":
                 raise ValueError("contains complex numbers: read them with your own transform or model")
             if (count := as_classes(field, name)) is not None:
-                found.append(Candidate(f"{name}@classes", (len(field),), np.dtype(np.int64), count, 0.0, len(field)))
-            if count is not None:
+                rows, shape, kind_of_class = len(field), tuple(field.shape), np.dtype(np.int64)
+                as_x = None if field.text else Candidate(name, shape, field.dtype, count, 0.0, rows)
+                found.append(Candidate(f"{name}@classes", (rows,), kind_of_class, count, 0.0, rows, as_x))
                 continue
             if field.text or field.shape[0] == -1:
                 raise ValueError("has too many distinct texts" if field.text else VARYING)
@@ -275,9 +278,10 @@ def _pairs(
     found: list[Candidate], labelling: re.Pattern[str]
 ) -> Iterator[tuple[tuple[Any, ...], Candidate, Candidate | None]]:
     """Yield (score, x, y) for all pairs with equal numbers of rows. labelling: names of fields that are y, not x."""
-    for x in found:
-        rows = x.shape[0]
-        for y in [*(each for each in found if each is not x and each.shape[0] == rows and each.whole >= FEWEST), None]:
+    for one in found:
+        x, rows = one.as_x or one, one.shape[0]
+        others = (each for each in found if each is not one and each.shape[0] == rows and each.whole >= FEWEST)
+        for y in [*others, None]:
             named = y is not None and bool(LABELS.search(y.name.removesuffix("@classes"))) and len(y.shape) <= 2
             single = y is not None and len(y.shape) == 1
             # AnnData: y describes samples, x does not
