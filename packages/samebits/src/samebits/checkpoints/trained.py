@@ -55,7 +55,7 @@ def change_value(cfg: DictConfig, override: str) -> None:
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:
-        if Path(override).exists():
+        if override.endswith((".pt", SUFFIX)) or os.path.isfile(os.path.join(override, CONFIG)):
             raise ConfigError(
                 f"{override}: is a second run, but this command reads one - repeat it for each, or average their "
                 "outputs with ./run predict RUN RUN"
