@@ -47,6 +47,7 @@ MODEL_HAS = f"(model has: {options('model')})"
 TRAINER_HAS = f"(trainer has: {', '.join(f.name for f in fields(TrainerConfig))})"
 SYNTAX = "not a valid override - write key=value, a list as key=[1,2], and text with special characters in two kinds of quotes, 'key=\"a,b\"'"
 CHOSEN = "choose an option of a group in the defaults list, `defaults: - override"
+SWEPT = "sweep: {fail_fast: true}\nhydra: {sweeper: {params: {seed: '1,2'}}}"
 OF_A_MULTIRUN = "only for a multirun, has no effect here - add -m, or remove it"
 GAN = needs("conf/task/gan.yaml")
 NEEDS_OPTUNA = needs("conf/hydra/sweeper/optuna.yaml")
@@ -149,9 +150,7 @@ NO_EFFECT = [
     ),
     row("hydra.job.name=x", "hydra.job.name=x: has no effect - set name=..., the folder of the run below outputs/, or remove it"),
     row("-m hydra.job.name=x seed=1,2", "hydra.job.name=x: has no effect - [...]"),
-    *(experiment(text, f"{line}: {OF_A_MULTIRUN}") for text, line in {
-        "sweep: {fail_fast: true}": "sweep.fail_fast=true", "hydra: {sweeper: {params: {seed: '1,2'}}}": "hydra.sweeper.params=a mapping",
-    }.items()),
+    experiment(SWEPT, "hydra.sweeper.params: in a yaml, only for a multirun - add -m, or hydra.mode=RUN for a run without them"),
     experiment("defaults: [{override /model: mlp}, {override /optim: sgd}, {override /model: resnet}]", "FILE: `override /model` is twice in its defaults list, so the second has no effect - remove one"),
     experiment("task: {metrics: {}}", "FILE: task.metrics: {}: has no effect, because Hydra keeps the entries of task.metrics - write {accuracy: null}"),
     experiment("task: {metrics: {}}", "job 0 (data=synthetic experiment=new): FILE: task.metrics: {}: has no effect, because [...]", "-m"),
@@ -742,6 +741,15 @@ def test_a_mistake_found_after_a_checkpoint_leaves_the_run(tmp_path: Path, monke
     with pytest.raises(ConfigError, match=r"task\.metrics\.accuracy: wrong"):
         start_run(tmp_path / "a", *QUICK, "trainer.max_steps=2")
     assert list((tmp_path / "a" / "checkpoints").iterdir())
+
+
+def test_a_single_run_of_an_experiment_with_a_sweep(call: Call, started: list[Any], tmp_path: Path) -> None:
+    """For example to debug it. `sweep` in a yaml, such as conf/train.yaml, is a default for sweeps."""
+    words = prepared(
+        tmp_path, "--config-dir TMP experiment=new", {"experiment/new.yaml": f"# @package _global_\n{SWEPT}\n"}
+    )
+    assert call(*words, "hydra.mode=RUN") == (0, [])
+    assert [cfg.seed for cfg, *_ in started] == [0]
 
 
 def test_a_line_for_each_key_that_a_later_argument_sets_again(call: Call, started: list[Any]) -> None:

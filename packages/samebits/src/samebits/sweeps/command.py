@@ -29,7 +29,7 @@ from samebits.config import (
 from samebits.errors import INTERRUPTED, MISTAKE, Cancelled, ConfigError, RunFailed, plain_output
 from samebits.project import Program
 from samebits.runs import choose_run
-from samebits.schema import plain, show
+from samebits.schema import plain
 from samebits.sweeps.job import run_job
 from samebits.world import become_rank, dist_env, run_rendezvous
 
@@ -124,21 +124,22 @@ def train_one(program: Program, cfg: DictConfig) -> int:
 
 
 def check_effects(cfg: DictConfig, overrides: list[str]) -> None:
-    """Raise ConfigError for overrides, and values of a yaml, that have no effect on a single run."""
+    """Raise ConfigError for overrides, and values to sweep from a yaml, that have no effect on a single run."""
     hydra = HydraConfig.get()
-    typed = [*overrides, *plain(hydra.overrides.hydra, resolve=False)]
     check_job_name(cfg, hydra)
     if cfg.sweep.name is not None:
         raise ConfigError(f"sweep={cfg.sweep.name}: only for a multirun - add -m")
-    of_yamls = {f"sweep.{key}": value for key, value in plain(cfg.sweep, resolve=False).items()}
-    of_yamls["hydra.sweeper.params"] = plain(hydra.sweeper, resolve=False).get("params")
-    for text in [*typed, *(f"{key}={show(value)}" for key, value in of_yamls.items() if value)]:
+    for text in [*overrides, *plain(hydra.overrides.hydra, resolve=False)]:
         if text.lstrip("+~").startswith(OF_A_MULTIRUN):
             raise ConfigError(f"{text}: only for a multirun, has no effect here - add -m, or remove it")
         if cfg.resume not in (None, "auto") and text.startswith("hydra.run.dir="):
             raise ConfigError(
                 f"{text}: has no effect, because resume={cfg.resume} continues in its directory - remove it"
             )
+    if plain(hydra.sweeper, resolve=False).get("params") and "hydra.mode=RUN" not in sys.argv:
+        raise ConfigError(
+            "hydra.sweeper.params: in a yaml, only for a multirun - add -m, or hydra.mode=RUN for a run without them"
+        )
     run_dir = plain(hydra.run, resolve=False)["dir"]
     if cfg.resume == "auto" and not agents_run() and re.search(r"\$\{(now|suffix):", run_dir):
         raise ConfigError(
