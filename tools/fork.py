@@ -160,9 +160,11 @@ def left_out(without: list[str], only: list[str] | None, names: list[str]) -> li
     if only is not None:
         kept = {*asked, *(needed for name in asked for needed in NEEDS.get(name, ()))}
         asked = [name for name in PARTS if name not in kept]
-    for name, needed in NEEDS.items():
-        if (gone := {*needed} & {*asked}) and name not in asked and PARTS[name].files(names):
-            raise Mistake(f"--without {min(gone)}: {name} needs it - leave out {name} too, or keep {min(gone)}")
+    for gone in asked:
+        users = [name for name in NEEDS if gone in NEEDS[name] and name not in asked and PARTS[name].files(names)]
+        if users:
+            need = f"{' '.join(users)} need{'s' * (len(users) == 1)} it"
+            raise Mistake(f"--without {gone}: {need} - leave out {' '.join(users)} too, or keep {gone}")
     return [name for name in PARTS if name in asked]
 
 

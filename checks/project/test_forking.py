@@ -205,6 +205,9 @@ def test_only_leaves_out_all_parts_but_these_and_what_they_need(tools: Any) -> N
     assert {*tools.PARTS} - {*tools.left_out([], ["gan,fixmatch"], tracked)} == kept
     with pytest.raises(tools.Mistake, match=r"^--only gann: no such part - did you mean gan\?"):
         tools.left_out([], ["gann"], tracked)
+    users = "contrastive dpo mae shakespeare streaming"
+    with pytest.raises(tools.Mistake, match=f"^--without language: {users} need it - leave out {users} too"):
+        tools.left_out(["language", "gpt2"], None, tracked)
     with pytest.raises(tools.Mistake, match=r"^--without muon: whitened needs it - leave out whitened too"):
         tools.left_out(["muon"], None, tracked)
     without_it = [name for name in tracked if name not in tools.PARTS["whitened"].files(tracked)]
