@@ -285,7 +285,8 @@ def check_trace(made: dict[str, bytes], before: set[str]) -> None:
     assert {name for name in made if not name.startswith("vendor/")} < before
     assert not [name for name in made if name.startswith(("checks/", "benchmarks/"))]
     folders = (
-        "conf/model/", "conf/task/", "conf/experiment/", "conf/callback/", "src/zebrafish_tracking/", "notebooks/",
+        "conf/model/", "conf/task/", "conf/experiment/", "conf/callback/", "conf/data/order/",
+        "src/zebrafish_tracking/", "notebooks/",
     )  # fmt: skip
     deleted = {Path(name).stem for name in before - made.keys() if name.startswith(folders)}
     gone = (deleted | {"benchmarks", "notebooks"}) - {Path(name).stem for name in made}
@@ -307,7 +308,7 @@ def check_trace(made: dict[str, bytes], before: set[str]) -> None:
         "huggingface",
         "image_folder",
     }  # words that have another meaning, too
-    assert {"byol", "autoencoder", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
+    assert {"byol", "autoencoder", "token_buckets", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
     named = re.compile(rf"(?<![\w-])({'|'.join(gone)})(?![\w-])")
     found: dict[str, list[str]] = {}
     kept = ("tools/", "docs/fork.md", "CHANGELOG.md", "packages/")  # say what there is to leave out; are untouched
