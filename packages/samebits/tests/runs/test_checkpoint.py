@@ -453,6 +453,9 @@ def test_what_stands_for_nothing_is_one_line(tmp_path: Path) -> None:
         find_checkpoint(run_with(tmp_path / "empty"))
     with pytest.raises(CorruptFileError, match=r"^.+/none\.dcp does not load"):
         find_checkpoint(tmp_path / "none.dcp")
+    (tmp_path / "t.csv").write_text("a,b")
+    with pytest.raises(CorruptFileError, match=r"/t\.csv does not load: .* - give a run directory or another check"):
+        find_checkpoint(tmp_path / "t.csv")
 
 
 class Looked:

@@ -451,7 +451,10 @@ def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     if path.is_file() or path.suffix == sharded.SUFFIX:
         above = path.absolute().parents[1]
         check_run_dir(above if (above / CONFIG).exists() else path)
-        return path, load_checkpoint(path, WEIGHTS)
+        try:
+            return path, load_checkpoint(path, WEIGHTS)
+        except CorruptFileError as error:
+            raise CorruptFileError(f"{error} - give a run directory or another checkpoint") from error
     checkpoints = Checkpoints(path / "checkpoints")
     if not checkpoints.directory.is_dir():
         raise ConfigError(f"{path}: is neither a checkpoint nor a run directory with checkpoints")

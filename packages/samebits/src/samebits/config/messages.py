@@ -48,7 +48,7 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
     if isinstance(error, yaml.YAMLError):
         return _yaml(error)
     if isinstance(error, OverrideParseException):
-        return no_override(error.override)
+        return no_override(error.override, argv)
     if isinstance(error, RecursionError) and _by_hydra(project.root, error):
         return f"{' '.join(argv)}: the defaults list of a yaml file includes itself - remove that entry"
     if isinstance(error, MissingConfigException):
@@ -79,8 +79,11 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
     return one_line(error) if _by_hydra(project.root, error) else None
 
 
-def no_override(text: str | None) -> str:
-    """Return the line for an override that Hydra cannot parse."""
+def no_override(text: str | None, argv: Sequence[str] = ()) -> str:
+    """Return the line for an override that Hydra cannot parse. argv: all arguments, because a space splits one."""
+    spaced = re.search(r"(?<!\S)([\w./@+~]+)(?: = ?| ?= )([^\s=]+)(?!\S)", " ".join(argv))
+    if spaced and text in spaced[0].split():
+        return f"{spaced[0]}: contains a space - write {spaced[1]}={spaced[2]}"
     if found := re.search(r"=\s*choice\((.*\bnull\b.*)\)", text or ""):
         return f"{text}: Hydra's choice() does not accept null - give the values without choice(), {found[1]}"
     if text and Path(text).is_dir():
@@ -90,6 +93,9 @@ def no_override(text: str | None) -> str:
     if odd:
         name = unicodedata.name(odd[0], "no letter")
         return f"{text}: {odd[0]!r} is {name} - type the sign of the keyboard, or quote the text, 'key=\"...\"'"
+    key, _, value = (text or "").partition("=")
+    if value.isidentifier() and not value.isascii():
+        return f"{text}: contains a letter that is not ASCII - quote the text, '{key}=\"{value}\"'"
     return (
         f"{text}: not a valid override - write key=value, a list as key=[1,2], and text with special "
         f"characters in two kinds of quotes, 'key=\"a,b\"'"
@@ -130,7 +136,7 @@ def check_arguments(root: Path, argv: Sequence[str]) -> None:
                 f"or remove {resume}"
             )
         if (equals or argument.startswith("~")) and not key.lstrip("+~").partition("@")[0]:
-            raise ConfigError(no_override(argument))
+            raise ConfigError(no_override(argument, argv))
         if key == "resume" and equals and not value.strip("'\" "):
             raise ConfigError("resume: is empty - set resume=..., or remove it")
         if key in ("hydra.run.dir", "hydra.sweep.dir") and value.strip("'\" ") in ("", "null"):
