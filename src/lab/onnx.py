@@ -183,7 +183,11 @@ def convert(whole: Predictor, values: list[Tensor], file: Path) -> list[str]:
             graph = program.model.graph
             for unused in [one for one in graph.inputs if not one.uses() and not one.is_graph_output()]:
                 graph.inputs.remove(unused)
-            program.save(str(file), external_data=weights > MOST_INLINE)
+            try:
+                program.save(str(file), external_data=weights > MOST_INLINE)
+            except OSError as error:
+                target = file.parents[1] / file.name  # it is moved from a temporary folder
+                raise ConfigError(f"{target}: cannot be written: {error.strerror}") from error
     except ConfigError:
         raise
     except Exception as error:

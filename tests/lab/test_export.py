@@ -58,7 +58,9 @@ def test_safetensors_has_the_weights_that_are_scored(run: Path) -> None:
 
 
 @pytest.mark.one_quick
-@pytest.mark.parametrize("to", ["pt", pytest.param("safetensors", marks=WITH_SAFETENSORS)])
+@pytest.mark.parametrize(
+    "to", ["pt", pytest.param("safetensors", marks=WITH_SAFETENSORS), pytest.param("onnx", marks=WITH_ONNX)]
+)
 def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path, to: str) -> None:
     # -B: a .pyc that is written under this limit would be cut off, and no later command could import the module
     limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "_", sys.executable, "-B", ROOT / "src/export.py"]
