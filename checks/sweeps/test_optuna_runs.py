@@ -122,6 +122,7 @@ def test_trials_that_fail_or_end_without_a_number_are_recorded(tmp_path: Path) -
     assert f"trial {nan} failed: val/loss is not a number (NaN)" in done.stderr
     assert "2 complete" in done.stderr
     assert "2 failed" in done.stderr
+    assert "failed trials again, repeat the command with sweep=s sweep.retry_failed=true" in done.stderr
 
     hopeless = call(*SEARCH, "optim.lr=1e30,1e31", "hydra.sweeper.n_trials=2", f"hydra.sweep.dir={tmp_path}/h", code=1)
     assert "no trial gave a score: 2 trials failed" in hopeless.stderr

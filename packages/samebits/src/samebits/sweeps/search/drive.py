@@ -262,6 +262,8 @@ def conclude(study: Search, ledger: Ledger, stopped: signal.Signals | None, chan
     for trial in trials:
         if (why := trial.user_attrs.get(WHY)) and trial.number not in explained:  # the table shows it
             say(f"  trial {trial.number} failed: {why.splitlines()[0]}")
+    if "failed" in _states(study.ended()):  # without those that were run again
+        say(f"to run the failed trials again, repeat the command with sweep={ledger.name} sweep.retry_failed=true")
     if len(study.objectives) > 1 and best:
         first = f", the first {BEST_AT_MOST} of {len(best)}" if len(best) > BEST_AT_MOST else ""
         say(f"best: no other trial is better in every objective{first}:")
