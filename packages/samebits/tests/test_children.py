@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -60,6 +61,15 @@ Thread 0x00007f9cbe1bcb80 (most recent call first):
 
 """
 OTHER = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f9cbd4a96c0 (most recent call first):\n"
+
+
+def test_a_job_that_could_not_record_its_error_names_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job: Any = SimpleNamespace(directory=tmp_path)
+    assert str(death(job, 1)).endswith("without an error record; see output.log")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    assert f"; the disk of {tmp_path} is full: " in str(death(job, 1))
 
 
 @pytest.mark.parametrize(

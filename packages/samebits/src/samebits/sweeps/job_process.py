@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -24,6 +25,7 @@ from samebits.sweeps.ledger import Job
 
 # output of a job that runs in parallel with others; its stack trace if a signal killed it
 OUTPUT, FAULT = "output.log", "fault.log"
+FULL = 1 << 20  # bytes: with less free space, a job may be unable to record its error
 DYING_S = 30.0  # a killed rank holds the lock of its directory until the kernel has freed its memory
 
 
@@ -61,7 +63,10 @@ def _fault(job: Job) -> str:
 def death(job: Job, exit_code: int) -> RunFailed:
     """Return the error for a job's process that ended without an error record. exit_code: negative for a signal."""
     if exit_code >= 0:
-        return RunFailed(f"the job ended with status {exit_code}, without an error record; see {OUTPUT}")
+        why = f"see {OUTPUT}"
+        if job.directory.exists() and shutil.disk_usage(job.directory).free < FULL:  # OUTPUT is empty then
+            why = f"the disk of {job.directory} is full: free some space, then run the job again"
+        return RunFailed(f"the job ended with status {exit_code}, without an error record; {why}")
     exit_code = first_signal(exit_code, _fault(job))
     return RunFailed(f"the job was killed by {signal.Signals(-exit_code).name}{LIKELY_CAUSES.get(-exit_code, '')}")
 
@@ -103,7 +108,7 @@ def print_to(path: Path) -> None:
     """Redirect stdout and stderr of this process and its children to the file."""
     sys.stdout.flush()
     sys.stderr.flush()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
