@@ -224,7 +224,7 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
     try:
         wait_for(lambda: (tmp_path / "s" / "trial_0000" / "metrics.jsonl").exists())
         second = call(*command, code=2)
-        assert second.stderr.startswith("error: sweep=s: another process runs this search")
+        assert "\nerror: sweep=s: another process runs this search" in second.stderr
     finally:
         first.send_signal(signal.SIGINT)
         assert first.wait(limit(60)) == 130

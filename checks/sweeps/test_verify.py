@@ -492,7 +492,7 @@ def test_another_library_is_a_difference_that_allows_no_rounding(
 ) -> None:
     """It is code, not a machine. A run of an older version has not recorded which it had."""
 
-    def copy(project: Any, run: Path, again: Path, root: Path, overrides: list[str]) -> None:
+    def copy(project: Any, run: Path, again: Path, root: Path, overrides: list[str], removed: bool) -> None:
         shutil.copytree(whole, again, dirs_exist_ok=True)
         write(again, {"engine": {"version": "0.2.1", "source": "b", "place": "/site"}})
 

@@ -232,14 +232,13 @@ class OptimizerStep:
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
                         weight = weights.sum() if weight is None else weight + weights.sum()
-                    loss = losses[loss_name]
+                    means = {name: value.sum() / num_samples for name, value in losses.items()}
+                    loss = means[loss_name]
                     if loss_name != "loss":
-                        loss = loss + 0 * losses["loss"]  # because DDP waits for gradients of all parameters
-                    gradient = torch.full_like(loss, 1 / num_samples)  # of the mean by the loss of each sample, (B,)
-                    loss.backward(scaler.scale(gradient) if scaler else gradient)
-                for name, value in losses.items():
-                    mean = value.detach().sum() / num_samples
-                    totals[name] = totals[name] + mean if name in totals else mean
+                        loss = loss + 0 * means["loss"]  # because DDP waits for gradients of all parameters
+                    (scaler.scale(loss) if scaler else loss).backward()
+                for name, value in means.items():
+                    totals[name] = totals[name] + value.detach() if name in totals else value.detach()
         state.passed[objective] = state.passed.get(objective, 0) + self.trainer.global_batch_size
         self.after_all_reduce()
         self.step_rng.use_shared()  # the same random numbers on all ranks, so that updates are equal
