@@ -86,8 +86,12 @@ def test_nor_does_a_signal_that_ends_a_process_leave_it(tmp_path: Path) -> None:
 
 
 def test_a_process_that_a_command_forks_in_the_block_ends_as_usual(tmp_path: Path) -> None:
-    with temporary_folder("work-", tmp_path):
-        if not (child := os.fork()):
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # other tests of this process may have set a handler
+    try:
+        with temporary_folder("work-", tmp_path):
+            if not (child := os.fork()):
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
