@@ -129,6 +129,7 @@ SYNTAXES = [
     row("optim.lr =0.1", "optim.lr =0.1: contains a space - write optim.lr=0.1"),
     row("optim.lr = 0.1", "optim.lr = 0.1: contains a space - write optim.lr=0.1"),
     row("name= seed=1 a=[1", f"a=[1: {SYNTAX}"),
+    row(f"a=[{'b' * 300}", f"a=[{'b' * 300}: {SYNTAX}"),  # longer than the name of a file
     row("name=größe", "name=größe: contains a letter that is not ASCII - quote the text, 'name=\"größe\"'"),
     row("TMP/run", "TMP/run: is a folder, not key=value - to resume a run, give resume=TMP/run", files={"run/config.yaml": ""}),
     row("optim.lr=1e\N{MINUS SIGN}3", "optim.lr=1e\N{MINUS SIGN}3: '\N{MINUS SIGN}' is MINUS SIGN - type the sign of the keyboard, or quote the text, 'key=\"...\"'"),

@@ -86,7 +86,7 @@ def no_override(text: str | None, argv: Sequence[str] = ()) -> str:
         return f"{spaced[0]}: contains a space - write {spaced[1]}={spaced[2]}"
     if found := re.search(r"=\s*choice\((.*\bnull\b.*)\)", text or ""):
         return f"{text}: Hydra's choice() does not accept null - give the values without choice(), {found[1]}"
-    if text and Path(text).is_dir():
+    if text and os.path.isdir(text):  # Path.is_dir raises an error for a text that is too long for a name
         return f"{text}: is a folder, not key=value - to resume a run, give resume={text}"
     # of a number or a quote that was copied from a page
     odd = [one for one in text or "" if not one.isascii() and unicodedata.category(one)[0] in "PSZN"]

@@ -10,8 +10,8 @@ from samebits.testing.processes import importing, program
 
 
 def hide_gpus() -> int:
-    """Hide the CUDA devices from this process, and return their number. Workers of pytest-xdist inherit the environment
-    of the process that has hidden them."""
+    """Hide the CUDA devices from this process, and return their number. It can be called again: the environment, which
+    child processes inherit, keeps the number."""
     if "TESTS_GPUS" not in os.environ:
         os.environ["TESTS_GPUS"] = json.dumps([count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")])
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
