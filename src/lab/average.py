@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lab.state import RunContext, TrainState, model_or_average
 from lab.tasks.base import Batch, Task
 from samebits.device import Hardware
-from samebits.steps import rng_bytes, set_rng_bytes
+from samebits.steps import restored_rng
 from samebits.world import World
 
 
@@ -58,9 +58,8 @@ def prepare_evaluation_model(state: TrainState, run: RunContext) -> nn.Module:
     With Task.bn_update_batches, BatchNorm's statistics of the average are computed first, once per step."""
     model = model_or_average(state)
     if run.bn_batches is not None and state.ema is not None and run.last_bn_update != [state.step]:
-        before = rng_bytes(run.world.device)
-        recompute_batchnorm(model, state.task, run.bn_batches, run.world, run.hardware)
-        set_rng_bytes(before, run.world.device)
+        with restored_rng(run.world.device):
+            recompute_batchnorm(model, state.task, run.bn_batches, run.world, run.hardware)
         run.last_bn_update[:] = [state.step]
     return model
 

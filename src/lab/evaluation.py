@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from samebits.errors import ConfigError
 from samebits.host import collect_garbage
 from samebits.loggers import grid
 from samebits.per_sample import check_per_sample, check_terms, first_samples
-from samebits.steps import rng_bytes, set_rng_bytes
+from samebits.steps import IN_EVALUATIONS, restored_rng, rng_bytes, seeded, set_rng_bytes
 from samebits.world import Stopped, World, to_host
 
 
@@ -113,7 +114,7 @@ def validate(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
         for split, val in val_loaders.items():
             scores |= score_split(model, state, split, val, run)
     except Stopped:
-        set_rng_bytes(before, run.world.device)  # the resumed run repeats this evaluation
+        set_rng_bytes(before, run.world.device)  # the resumed run repeats this evaluation; needed for rules < 4
         return False
     state.scored_step = state.step
     run.logger.log(state.step, scores)
@@ -151,7 +152,8 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
     """Return {<split>/loss, <split>/<metric>, ...} of the model, which is without wrappers."""
     batches = until_stopped(loader, state.step, run)
     observers = overridden_methods(run.callbacks, "on_eval_batch")
-    scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.size_and_real, observers)
+    with evaluation_rng(state.task, run.world) if state.rules >= 4 else nullcontext():
+        scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.size_and_real, observers)
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
             with naming(f"task.metrics.{name}"):
@@ -165,6 +167,11 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
     return scores
 
 
+def evaluation_rng(task: Task, world: World) -> AbstractContextManager[None]:
+    """Return a context in which each rank draws the same numbers in each evaluation, and none of the training's."""
+    return seeded(task.run.seed, world.rank, 0, IN_EVALUATIONS, device=world.device)
+
+
 def _nan_scores(scores: Mapping[str, Any]) -> list[str]:
     return [key for key, value in scores.items() if isinstance(value, float) and math.isnan(value)]
 
@@ -174,11 +181,9 @@ def generate_samples(state: TrainState, run: RunContext, count: int) -> Mapping[
     """Return {name: value} from Task.sample with the weight average. All ranks call this. Each call uses the same
     random numbers, and the RNG states of training do not change."""
     model, task, device = prepare_evaluation_model(state, run), state.task, run.world.device
-    before = rng_bytes(device)
-    torch.manual_seed(task.run.seed)
-    with evaluation_mode(model, task), run.hardware.autocast():
+    with restored_rng(device), evaluation_mode(model, task), run.hardware.autocast():
+        torch.manual_seed(task.run.seed)
         samples = task.sample(model, count)
-    set_rng_bytes(before, device)
     return {"samples": grid(samples.float().clamp(0, 1))} if isinstance(samples, Tensor) else samples
 
 

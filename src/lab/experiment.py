@@ -32,7 +32,7 @@ from samebits.device import Hardware, resolve_hardware, rough_flop
 from samebits.errors import ConfigError
 from samebits.loggers import Logger
 from samebits.process import ready_net
-from samebits.steps import rng_bytes, seed_everything, seeded, warn_of_new_seed
+from samebits.steps import restored_rng, seed_everything, warn_of_new_seed
 from samebits.targets import constructing
 from samebits.world import World, dist_env, world_of_one
 
@@ -140,7 +140,7 @@ class Experiment:
             )
         with constructing(PROJECT, "task", config.values["task"]):
             # `setup` draws the same numbers in a resumed run, which skips the steps before it
-            with seeded(rng_bytes(torch.device("cpu"))), warn_of_new_seed(of_task, effect, warn):
+            with restored_rng(torch.device("cpu")), warn_of_new_seed(of_task, effect, warn):
                 for part in model.modules() if is_new and not any(p.is_meta for p in model.parameters()) else ():
                     if load := getattr(part, "load_pretrained", None):  # a model from Hugging Face
                         logger.say(load())

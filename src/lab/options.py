@@ -13,7 +13,8 @@ from samebits.schema import Rule, option
 # 2: each split has its own random numbers; modules that the model puts in evaluation mode stay in it; schedules end at
 #    a rate > 0; weights are averaged after on_step_end; batches of `collate` are not padded; intervals may be fractions
 # 3: version 0.3: random shares of more than 1,024 rows are chosen without an array of all rows (h5rows.row_sets)
-RULES = 3
+# 4: evaluations draw their own random numbers, the same each time, so that they do not change the training
+RULES = 4
 
 Interval = Annotated[int | str | None, Rule(at_least=1, interval=True)]
 

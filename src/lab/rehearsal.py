@@ -25,7 +25,7 @@ from samebits.checkpoints import no_new_parameters
 from samebits.data import Loader
 from samebits.errors import ConfigError, RunFailed, one_line
 from samebits.loggers import check_numbers
-from samebits.steps import rng_bytes, set_rng_bytes
+from samebits.steps import restored_rng
 from samebits.world import World
 
 
@@ -94,20 +94,19 @@ def as_before(state: TrainState, run: RunContext, others: Iterable[Any] = ()) ->
 
     Nothing is compiled in it, because the size of this batch must not determine the compiled code of the training."""
     undo: list[Callable[[], Any]] = []
-    device, seen, holders = run.world.device, set[int](), dict[int, Any]()
-    before = rng_bytes(device)
+    seen, holders = set[int](), dict[int, Any]()
     for one in (state.model, state.ema, state.task, *state.task.metrics.values(), *others):
         holders |= {id(part): part for part in (one.modules() if isinstance(one, nn.Module) else [one])}
     for holder in holders.values():
         keep(getattr(holder, "__dict__", None), undo, seen)
     try:
-        with torch.compiler.set_stance("force_eager") if run.hardware.compile else nullcontext():
+        compiler = torch.compiler.set_stance("force_eager") if run.hardware.compile else nullcontext()
+        with restored_rng(run.world.device), compiler:
             yield
     finally:
         with torch.no_grad():
             for restore in undo:
                 restore()
-        set_rng_bytes(before, device)
 
 
 def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:

@@ -11,7 +11,7 @@ from lab.objective import LossModule
 from lab.rehearsal import as_before
 from samebits.errors import ConfigError
 from samebits.shards import is_sharded
-from samebits.steps import rng_bytes, set_rng_bytes
+from samebits.steps import restored_rng
 
 T = TypeVar("T")
 Call = Callable[[nn.Module, Any], dict[str, Tensor]]
@@ -30,15 +30,13 @@ def with_first_batch(
     whole, batch = LossModule(state.model, state.task), run.peek_batch()
     found, failed = None, False
     if run.world.is_main:
-        before = rng_bytes(run.world.device)
         try:
-            found = look(whole, batch, True)
+            with restored_rng(run.world.device):
+                found = look(whole, batch, True)
         except ConfigError:  # the first step would raise it too
             raise
         except Exception:  # the model or the loss reads values, which meta tensors do not have
             failed = True
-        finally:
-            set_rng_bytes(before, run.world.device)
     if run.world.any(failed):  # on all ranks, because losses may use collectives
         with as_before(state, run), run.hardware.autocast():
             found = look(whole, batch, False)

@@ -22,7 +22,7 @@ from samebits.profiling.sample_cost import Loss, SampleCost, count_flop, peak_tf
 from samebits.profiling.timeline import Batches, Timeline, wrapped
 from samebits.profiling.trace import Trace, dump_memory
 from samebits.status import shown
-from samebits.steps import rng_bytes, set_rng_bytes
+from samebits.steps import restored_rng
 from samebits.world import dist_env
 
 PROFILE = "profile.json"
@@ -171,16 +171,14 @@ def cost_of_sample(
     if not wanted:
         return SampleCost(tokens)
     device = dist_env.device(hardware.device)
-    before = rng_bytes(device)
     try:
-        batch = first()
-        size = len(next(iter(batch.values())))
-        flop = {name: count_flop(modules, batch, loss) / size for name, loss in losses.items()}
+        with restored_rng(device):
+            batch = first()
+            size = len(next(iter(batch.values())))
+            flop = {name: count_flop(modules, batch, loss) / size for name, loss in losses.items()}
     except Exception as error:  # e.g. a loss that reads values, which meta tensors do not have
         logger.say(f"perf/tflop_per_s is not logged, because the FLOP cannot be counted: {first_line(error)}")
         return SampleCost(tokens)
-    finally:
-        set_rng_bytes(before, device)
     name = torch.cuda.get_device_name(device) if hardware.device == "cuda" else "cpu"
     peak = options.peak_tflops or peak_tflops(name, hardware.precision)
     if peak is None and hardware.device == "cuda":

@@ -19,8 +19,10 @@ from samebits.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from samebits.steps.seed import (
+        IN_EVALUATIONS as IN_EVALUATIONS,
         StepRNG as StepRNG,
         declares_no_rng as declares_no_rng,
+        restored_rng as restored_rng,
         rng_bytes as rng_bytes,
         seed_everything as seed_everything,
         seeded as seeded,

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from samebits.torch_private import is_torchs_own, steps_bare
 
-IN_STEPS = 1  # the keys of steps differ from the keys of streams
+IN_STEPS, IN_EVALUATIONS = 1, 2  # last numbers of keys with four, which so differ from each other and from shorter keys
+_CPU = torch.device("cpu")
 _run_seed = 0
 
 
@@ -27,20 +28,33 @@ def seed_everything(seed: int, stream: int = 0) -> None:
 
 
 @contextmanager
-def seeded(seed: int | Tensor) -> Iterator[None]:
-    """In this block, draw the numbers on the CPU that follow seed_everything(seed). Afterwards, continue as before.
-
-    seed: or the bytes of `rng_bytes`, to draw the numbers that follow that state."""
-    cpu = torch.device("cpu")
-    before = rng_bytes(cpu)
-    if isinstance(seed, Tensor):
-        set_rng_bytes(seed, cpu)
-    else:
-        torch.default_generator.manual_seed(_seed_host(seed, 0))
+def restored_rng(device: torch.device) -> Iterator[None]:
+    """After this block, continue with the random numbers that would have followed without it."""
+    before = _states(device)
     try:
         yield
     finally:
-        set_rng_bytes(before, cpu)
+        _set_states(before, device)
+
+
+@contextmanager
+def seeded(seed: int | Tensor, *stream: int, device: torch.device = _CPU) -> Iterator[None]:
+    """In this block, draw the numbers that follow seed_everything(seed). Afterwards, continue as before.
+
+    seed: or the bytes of `rng_bytes`, to draw the numbers that follow that state.
+    stream: numbers that distinguish this block from other blocks with the same seed."""
+    with restored_rng(device):
+        if isinstance(seed, Tensor):
+            set_rng_bytes(seed, device)
+        else:
+            _seed_torch(_seed_host(seed, *(stream or (0,))), device)
+        yield
+
+
+def _seed_torch(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow if a device is not in use
+    if device.type in ("cuda", "mps"):
+        getattr(torch, device.type).manual_seed(seed)
 
 
 def _seed_host(*key: int) -> int:
@@ -109,9 +123,7 @@ class StepRNG:
         self._own = self._own or _states(self._device)
         seed = _seed_host(_run_seed, self._step, self._shared_calls, IN_STEPS)
         self._shared_calls += 1
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow if a device is not in use
-        if self._device.type in ("cuda", "mps"):
-            getattr(torch, self._device.type).manual_seed(seed)
+        _seed_torch(seed, self._device)
 
     def use_per_rank(self) -> None:
         """Use this rank's own numbers. Call it before a forward pass and after the rates are set."""
