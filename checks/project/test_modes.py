@@ -10,7 +10,7 @@ from common import QUICK
 from torch import Tensor, nn
 
 import lab.models.mlp
-from lab.average import modules_in_eval_mode, training_mode
+from lab.average import modules_in_eval_mode, set_training_mode
 from samebits.testing import last_checkpoint, start_run
 
 
@@ -63,7 +63,7 @@ def test_modes_are_those_that_the_model_has() -> None:
     part[1][1].train()  # a head of a body that is held
     net = nn.ModuleList([OfItsOwn(), part, nn.Dropout()])
     for _ in range(2):
-        training_mode(net)
+        set_training_mode(net)
         training = [name for name, module in net.named_modules() if module.training]
         assert training == ["", "0", "0.head", "1.1.1", "2"]
     assert modules_in_eval_mode(net) == ["0.norm", "1"]

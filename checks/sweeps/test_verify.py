@@ -359,7 +359,7 @@ def test_a_run_of_another_commit_with_changes_that_were_not_committed(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loop = project / "src/lab/loop.py"
-    text, line = loop.read_text(), "        values = next_step("
+    text, line = loop.read_text(), "        values = take_next_step("
     assert line in text
     (project / "src/lab/half.py").write_text("def halve(state):\n    next(state.model.parameters()).data *= 0.5\n")
     loop.write_text(text.replace(line, f"        from lab.half import halve; halve(state)\n{line}", 1))

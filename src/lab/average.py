@@ -29,7 +29,7 @@ def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
         restore_modes(modes)
 
 
-def training_mode(net: nn.Module) -> None:
+def set_training_mode(net: nn.Module) -> None:
     """Call `net.train()`, but keep submodules in evaluation mode that the model has put there (a frozen BatchNorm)."""
     modes = [(part, part.training) for held in net.modules() if not held.training for part in held.modules()]
     net.train()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from lab.average import prepare_evaluation_model, training_mode
+from lab.average import prepare_evaluation_model, set_training_mode
 from lab.callbacks.base import overridden_methods
 from lab.logging import check_finite, check_has_trained, log_train
 from lab.optimizer_step import OptimizerStep
@@ -92,19 +92,19 @@ def fit(
     restore_pending(state, validate is not None, run)
     run_pending(state, validate, run, clock)
     before_step, on_step = (overridden_methods(run.callbacks, event) for event in ("before_step", "on_step"))
-    step = train_step if run.rank_timing is None else run.rank_timing.timed(train_step)  # finds slow ranks
+    take_step = train_step if run.rank_timing is None else run.rank_timing.timed(train_step)  # finds slow ranks
     if run.hardware.cuda_graph:
-        step = as_graph(step, state, run, may_draw_outside_losses(state), bool(before_step or on_step))
+        take_step = as_graph(take_step, state, run, may_draw_outside_losses(state), bool(before_step or on_step))
     names = f"{type(state.model).__name__} or {type(state.task).__name__}"
-    next_step = with_seed_check(no_new_parameters(state.model)(step), names, run.logger.warn)
+    take_next_step = with_seed_check(no_new_parameters(state.model)(take_step), names, run.logger.warn)
     for net in loss_modules.values():
-        training_mode(net) if state.rules >= 2 else net.train()  # older runs: lab.options.RULES
+        set_training_mode(net) if state.rules >= 2 else net.train()  # older runs: lab.options.RULES
     run.watchdog.beat("training", state.step, slow=True)  # the first step may compile
     while not (is_finished(state, run) or run.stop.cause):
         for call in before_step:
             call(state)
-        values = next_step(loss_modules, state, batches, trainer, run.hardware, run.world)
-        next_step = step  # only the first step is checked
+        values = take_next_step(loss_modules, state, batches, trainer, run.hardware, run.world)
+        take_next_step = take_step  # the checks are only for the first step
         state.step += 1
         state.samples += trainer.global_batch_size
         run.watchdog.beat("training", state.step)

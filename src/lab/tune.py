@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from lab.average import training_mode
+from lab.average import set_training_mode
 from lab.builders import count_steps
 from lab.config import Config
 from lab.evaluation import evaluate
@@ -61,7 +61,7 @@ class Trial(Experiment):
             model, task, count_steps(trial.config.trainer, len(trial.sets["train"]))
         )
         for net in loss_modules.values():
-            training_mode(net)
+            set_training_mode(net)
         return state, loss_modules
 
     def make_step(self) -> Callable[[Iterator[Batch]], Any]:
