@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -115,3 +116,18 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str, tokens: st
         start_run(tmp_path / "a", *common, f"data.path={text}", "callback.sample_text.prompt=X")
     with pytest.raises(ConfigError, match=r"has the tokenizer None, whose tokens cannot be decoded"):
         start_run(tmp_path / "b", *common, f"data.path={tokens}")
+
+
+def test_a_readable_file_with_other_data_is_not_called_unreadable(tmp_path: Path) -> None:
+    from lab.callbacks.sample_text import SampleText
+    from lab.datasets.tokens import TokenWindows
+
+    path = str(tmp_path / "floats.h5")
+    with h5py.File(path, "w") as file:
+        file["train/tokens"] = np.zeros(9, np.float32)
+    callback = SampleText(path, "val/tokens", [4], "a", 1, 1.0, 0)
+    with pytest.raises(ConfigError, match=r"^callback\.sample_text\.dataset=val/tokens: .*floats\.h5 has no such"):
+        callback.on_start(None)
+    splits = {"train": {"group": "train"}}
+    with pytest.raises(ConfigError, match=r"^data\.fields\.x=tokens: is not a 1-D dataset of integers in"):
+        TokenWindows(path, {"x": "tokens"}, splits, window=4, stride=4, split="train", cache_mb=1)

@@ -46,10 +46,11 @@ class SampleText(Callback):
 
     def on_start(self, state: Any) -> None:
         """Read the vocabulary, encode the prompt. Raise ConfigError if the file or the prompt does not fit."""
-        with open_h5(files_of(self.path)[0]) as file:
-            if self.dataset not in file:
-                raise ConfigError(f"callback.sample_text.dataset: {file.filename} has no {self.dataset!r}")
-            attrs = dict(file[self.dataset].attrs)
+        path = files_of(self.path)[0]
+        with open_h5(path) as file:
+            attrs = dict(file[self.dataset].attrs) if self.dataset in file else None
+        if attrs is None:  # not in the block, which takes a ValueError for an error of h5py
+            raise ConfigError(f"callback.sample_text.dataset={self.dataset}: {path} has no such dataset")
         kind = str(attrs.get("tokenizer"))
         if kind not in ("chars", "bytes"):
             raise ConfigError(

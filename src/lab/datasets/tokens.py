@@ -58,9 +58,10 @@ class TokenWindows:
         for file_name in files_of(path):
             with open_h5(file_name) as file:
                 shard = open_field(file, group, name, f"data.fields.{self._field}", cache, False, external)
-                if not isinstance(shard, Fixed) or len(shard.shape) != 1 or shard.dtype.kind not in "iu":
-                    raise ConfigError(f"{file_name}: {name!r} must be a 1-D dataset of integers to be a token stream")
-                self._shards.append(shard)
+            # not in the block, which takes a ValueError for an error of h5py
+            if not isinstance(shard, Fixed) or len(shard.shape) != 1 or shard.dtype.kind not in "iu":
+                raise ConfigError(f"data.fields.{self._field}={name}: is not a 1-D dataset of integers in {file_name}")
+            self._shards.append(shard)
         stride = stride if split == "train" else window  # in evaluation each token is predicted once
         counts = [max(0, (len(shard) - 1 - window) // stride + 1) for shard in self._shards]
         self._starts = np.cumsum([0, *counts])
