@@ -19,38 +19,47 @@ SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf 
 
 
 def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
-    """Return {objective, or value that a task's train_step returns: number of steps skipped since the last log}.
+    """Raise RunFailed on all ranks if a gradient was inf or NaN and steps are not skipped (neither fp16 nor
+    trainer.non_finite=skip).
 
-    Raise RunFailed on all ranks if a gradient was inf or NaN and steps are not skipped (neither fp16 nor
-    trainer.non_finite=skip). One copy to the host suffices: the sum of the norms is then not finite either."""
-    skips = may_skip(run.trainer, state.scaler)
-    # without `skips` there may still be counts, of steps before a resume that changed trainer.non_finite
-    counts, norms = ([n for n in state.running_sums if n.rpartition("/")[2] == k] for k in ("non_finite", "grad_norm"))
-    names = counts if skips else [*counts, *norms]
+    Return {objective, or value that a task's train_step returns: number of steps skipped since the last log}, which is
+    in the same copy to the host. The sum of the norms suffices: it is not finite if one of them is not."""
+    # without may_skip there may still be counts, of steps before a resume that changed trainer.non_finite
+    counts = [name for name in state.running_sums if name.rpartition("/")[2] == "non_finite"]
+    norms = [name for name in state.running_sums if name.rpartition("/")[2] == "grad_norm"]
+    names = counts if may_skip(run.trainer, state.scaler) else [*counts, *norms]
     sums = to_host(torch.stack([state.running_sums[name] for name in names])) if names else []
-    if not (skips or all(map(math.isfinite, sums[len(counts) :]))):
-        means = [f"{n} {float(v) / state.counts[n]:.3g}" for n, v in state.running_sums.items() if n not in names]
-        window = f"{state.logged_step + 1} to {state.step} (means on rank {run.world.rank}: {', '.join(means)})"
-        steps = f"gradients were not finite within the steps {window}"
-        if found := getattr(run.train_set, "find_non_finite", lambda: None)():
-            raise RunFailed(f"{steps}; the data are not finite either: {found}")
-        largest = [to_host(part.abs().max()) for part in local_parts(state.model.parameters()) if part.numel()]
-        if not any(map(math.isnan, sums)) and all(map(math.isfinite, largest)):
-            raise RunFailed(
-                f"the norm of the gradients overflowed float32 within the steps {window}; the largest weight is "
-                f"{max(largest, default=0.0):.3g}: if it is large, lower optim.lr, otherwise scale the loss or the "
-                "targets down; if a gradient itself is infinite, debug=nan names the module"
-            )
-        raise RunFailed(
-            f"{steps}; debug=nan names the module, trainer.non_finite=skip skips such steps, "
-            "a lower optim.lr or trainer.clip_norm may prevent them: see docs/troubleshooting.md#gradients-not-finite"
-        )
+    if not all(map(math.isfinite, sums[len(counts) :])):
+        raise _gradients_not_finite(state, run, dict(zip(names, sums)))
     if state.scaler and state.scaler.get_scale() < SMALLEST_SCALE:
         raise RunFailed(
             f"fp16: the loss scale has fallen below {SMALLEST_SCALE:g} by step {state.step}, because no step had "
             "finite gradients; use hardware.precision=bf16, which has the range of fp32, or a lower optim.lr"
         )
     return {name.rpartition("/")[0]: int(count) for name, count in zip(counts, sums)}
+
+
+def _gradients_not_finite(state: TrainState, run: RunContext, sums: Mapping[str, float]) -> RunFailed:
+    """Return the error with the cause as far as it can be found: the data, an overflow of the norm, or a gradient.
+
+    sums: {name: sum since the last log} of the gradient norms and of the flags of skipped steps."""
+    others = [(name, value) for name, value in state.running_sums.items() if name not in sums]
+    means = ", ".join(f"{name} {float(value) / state.counts[name]:.3g}" for name, value in others)
+    window = f"{state.logged_step + 1} to {state.step} (means on rank {run.world.rank}: {means})"
+    steps = f"gradients were not finite within the steps {window}"
+    if found := getattr(run.train_set, "find_non_finite", lambda: None)():
+        return RunFailed(f"{steps}; the data are not finite either: {found}")
+    largest = [to_host(part.abs().max()) for part in local_parts(state.model.parameters()) if part.numel()]
+    if not any(map(math.isnan, sums.values())) and all(map(math.isfinite, largest)):
+        return RunFailed(
+            f"the norm of the gradients overflowed float32 within the steps {window}; the largest weight is "
+            f"{max(largest, default=0.0):.3g}: if it is large, lower optim.lr, otherwise scale the loss or the "
+            "targets down; if a gradient itself is infinite, debug=nan names the module"
+        )
+    return RunFailed(
+        f"{steps}; debug=nan names the module, trainer.non_finite=skip skips such steps, "
+        "a lower optim.lr or trainer.clip_norm may prevent them: see docs/troubleshooting.md#gradients-not-finite"
+    )
 
 
 def all_skipped(state: TrainState, skipped: Mapping[str, int]) -> bool:
