@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from samebits.data import EvalPlan, TrainPlan, shuffled, windows
 from samebits.data.order import epochs as whole_batches, first, overfit, sequential, stratified_subset
-from samebits.data.permutation import hashed
+from samebits.data.permutation import hashed, hashed_number
 from samebits.data.sampling import class_balanced, length_buckets, weighted
 from samebits.data.windows import ChunkWindows, chunk_windows
 from samebits.errors import ConfigError
@@ -331,6 +331,12 @@ def test_length_buckets_deal_equal_tokens(size: int, num_ranks: int) -> None:
     assert np.mean(imbalance) < 1.02
     assert np.quantile(imbalance, 0.95) < 1.05
     assert not np.array_equal(np.sort(rows[:batch]), np.sort(rows[size : size + batch]))
+
+
+@given(st.integers(-(2**70), 2**70), st.integers(0, 9), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))
+def test_hash_of_a_number_is_that_of_an_array(seed: int, stream: int, numbers: list[int]) -> None:
+    whole = hashed(seed, stream, np.array(numbers)).tolist()
+    assert [hashed_number(seed, stream, number) for number in numbers] == whole
 
 
 def test_hash_is_uniform_and_streams_differ() -> None:

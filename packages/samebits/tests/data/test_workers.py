@@ -23,6 +23,7 @@ from samebits.children import offsets
 from samebits.data import EvalPlan, Loader, Stream, TrainPlan, shuffled
 from samebits.data.loading import choose, open_workers
 from samebits.data.loading.samples import seed_sample
+from samebits.data.order import sequential
 from samebits.errors import ConfigError, DataFailed
 from samebits.status import read_failure, record_failure
 from samebits.testing.processes import limit, slow, wait_for, warm
@@ -169,6 +170,22 @@ def test_numbers_depend_on_the_sample_only(dataset: Any) -> None:
     field = "torch" if "torch" in cut[0] else "x"
     assert torch.equal(torch.cat([b[field] for b in cut]), torch.cat([b[field] for b in reference]))
     assert len(torch.unique(torch.cat([b[field].reshape(-1) for b in reference]))) > 200  # and no two samples alike
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_sample_is_read_and_seeded_once(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, seeded = list[int](), list[int]()
+
+    class Counted(Noisy):
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            read.append(i)
+            return super().__getitem__(i)
+
+    dataset = Counted()
+    source = Stream(dataset[i] for i in range(40)) if stream else dataset
+    monkeypatch.setattr("samebits.data.loading.samples.seed_sample", lambda seed, number: seeded.append(number))
+    take(source, 6, 0, TrainPlan(sequential(source, seed=0), 2, [1, 1], 0, 1, 0))
+    assert len(read) == len(seeded) == 6
 
 
 @pytest.mark.parametrize("how", ["buffered", "descriptor", "read and write", "deleted", "tar", "zip"])

@@ -37,7 +37,7 @@ def open_workers(
         return Workers(samples, where, count, spec, getattr(plan, "max_rows", len(part[0])), start_method)
 
     with own_random_numbers():
-        spec = None if collates else samples.spec_of(int(part[0][0]), int(part[1][0]))
+        spec = None if collates else samples.first(int(part[0][0]), int(part[1][0]))[0]
         way = "whole batches, for the dataset's own collate" if collates else "shared slots"
         if isinstance(num_workers, int):
             return make(num_workers, device), f"{amount(num_workers, 'worker')}, set by data.num_workers ({way})"

@@ -20,7 +20,7 @@ from torch import Tensor
 from samebits.data.loading.side_stream import SideStream
 from samebits.data.loading.slots import drain, to_device
 from samebits.data.order import Plan
-from samebits.data.permutation import hashed
+from samebits.data.permutation import hashed_number
 from samebits.data.spec import Batch, Spec, empty_batch
 from samebits.data.stream import Stream
 from samebits.errors import ConfigError, DataFailed, RunFailed, one_line, users_traceback
@@ -31,7 +31,7 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float32}  # float32
 
 def seed_sample(seed: int, number: int) -> None:
     """Seed Python, numpy and torch (CPU) from (seed, sample id), so that samples are equal in all workers."""
-    value = int(hashed(seed, 5, np.array([number]))[0])
+    value = hashed_number(seed, 5, number)
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     torch.default_generator.manual_seed(value >> 1)  # torch.manual_seed takes 70 us, because it seeds GPUs
@@ -39,7 +39,7 @@ def seed_sample(seed: int, number: int) -> None:
 
 def seed_of_split(seed: int, split: str) -> int:
     """Return the seed of the random numbers that a data set draws for this split; `seed` for the training split."""
-    return seed if split == "train" else int(hashed(seed, 7, np.array([zlib.crc32(split.encode())]))[0])
+    return seed if split == "train" else hashed_number(seed, 7, zlib.crc32(split.encode()))
 
 
 @contextmanager
@@ -185,7 +185,8 @@ class Samples:
             return self._draw(number, row)
 
     def _draw(self, number: int, row: int) -> Any:
-        seed_sample(self._seed, number)
+        if not isinstance(self.dataset, Stream):  # a stream seeds each sample that it reads
+            seed_sample(self._seed, number)
         return self.dataset[row]
 
     def collated(self, sample_ids: Sequence[int], rows: Sequence[int]) -> Batch:
@@ -211,21 +212,24 @@ class Samples:
                         )
             return batch
 
-    def spec_of(self, number: int, row: int) -> Spec:
-        """Return the spec of the data set, or of this sample if it has no `gather`."""
+    def first(self, number: int, row: int) -> tuple[Spec, Any]:
+        """Return (the spec of this sample, the sample); (the spec of the data set, None) if it has `gather`."""
         if self.has("gather"):
-            return dict(self.dataset.spec)
+            return dict(self.dataset.spec), None
         with _Making(self, [row]):
-            return spec_of(self._draw(number, row))
+            sample = self._draw(number, row)
+            return spec_of(sample), sample
 
-    def fill(self, sample_ids: list[int], rows: np.ndarray, spec: Spec, batch: Batch) -> None:
-        """Write the samples `rows` to batch, (B, ...) by field, each with the random numbers of its sample id."""
+    def fill(self, sample_ids: list[int], rows: np.ndarray, spec: Spec, batch: Batch, first: Any = None) -> None:
+        """Write the samples `rows` to batch, (B, ...) by field, each with the random numbers of its sample id.
+
+        first: the sample at rows[0], if it has been read."""
         if self.has("gather"):
             self.gather(rows, batch)
             return
         for i, (number, row) in enumerate(zip(sample_ids, rows.tolist(), strict=True)):
             with _Making(self, [row]):
-                write_sample(self._draw(number, row), spec, batch, i)
+                write_sample(self._draw(number, row) if i or first is None else first, spec, batch, i)
 
 
 class _Making:
@@ -290,9 +294,9 @@ class InProcess:
         samples = self._samples
         if samples.has("collate"):
             return samples.collated(sample_ids.tolist(), rows.tolist())
-        spec = samples.spec_of(int(sample_ids[0]), int(rows[0]))
+        spec, first = samples.first(int(sample_ids[0]), int(rows[0]))
         batch = empty_batch(spec, len(rows), torch.empty if self._side is None else self._side.cuda.empty)
-        samples.fill(sample_ids.tolist(), rows, spec, batch)
+        samples.fill(sample_ids.tolist(), rows, spec, batch, first)
         return batch
 
     def close(self) -> None:
