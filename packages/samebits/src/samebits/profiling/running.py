@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,24 +59,20 @@ def profiling(
             with Functions(options, folder, run):
                 yield train
             return
-        simple = options.kind == "simple"
-        profiler: Simple | Traced = (
-            Simple(options, Timeline(device), run, compiles, train.why, aside)
-            if simple
-            else Traced(Trace(options, device, folder, run.world.rank), run)
-        )
+        profiler: Simple | Trace
+        spans: Timeline | Trace
+        if options.kind == "simple":
+            spans = timeline = Timeline(device)
+            profiler = Simple(options, timeline, run, compiles, train.why, aside)
+        else:
+            spans = profiler = Trace(options, folder, run)
         places: list[tuple[Any, str, str]] = [(*function, part) for function, part in parts.items()]
         places.append((torch.Tensor, "backward", "backward"))
         if train.transform is not None:
             places.append((train, "transform", "transform"))
         run.callbacks.append(profiler)
-        try:
-            with wrapped(places, nets, profiler.spans):
-                yield Batches(train, profiler.spans)
-        except BaseException:
-            profiler.abandon()
-            raise
-        profiler.end()
+        with profiler, wrapped(places, nets, spans):
+            yield Batches(train, spans)
 
 
 class Simple:
@@ -102,11 +98,13 @@ class Simple:
         """Collect the spans that the device has finished."""
         self.spans.collect()
 
-    def abandon(self) -> None:
-        """Do nothing: the run has failed."""
+    def __enter__(self) -> Simple:
+        return self
 
-    def end(self) -> None:
-        """Write profile.json and print the table, on rank 0."""
+    def __exit__(self, kind: Any, *error: object) -> None:
+        """Write profile.json and print the table, on rank 0, unless the run has failed."""
+        if kind is not None:
+            return
         self.spans.step_end()
         figures, run = self.spans.collect(), self.run
         if not (run.world.is_main and figures.steps):
@@ -120,41 +118,6 @@ class Simple:
             f", starting at step {self.first}" if self.first else ""
         )
         run.logger.say(f"{head}{', rank 0' if run.world.size > 1 else ''}:\n{table(figures)}\n{sentence}")
-
-
-class Traced:
-    """A callback that writes a trace of some steps with torch.profiler."""
-
-    def __init__(self, spans: Trace, run: Any) -> None:
-        self.spans, self.logger, self.ranks, self.stopped = spans, run.logger, run.world.size, False
-        self.spans.start()
-
-    def on_step(self, state: Any) -> None:
-        """Advance the profiler; print the paths when the trace is written."""
-        if not self.stopped:
-            self.spans.step()
-            if self.spans.written:
-                files = f"trace: {shown(self.spans.trace_file)}, kernels: {shown(self.spans.kernels_file)}"
-                self.logger.say(files + (f"; each of the {self.ranks} ranks writes these files" * (self.ranks > 1)))
-                self.end()
-
-    def abandon(self) -> None:
-        """Stop the profiler after a failure. The memory history is still needed, but a process that exits while torch
-        records crashes."""
-        if not self.stopped:
-            self.stopped = True
-            with suppress(Exception):  # e.g. a full disk: the error of the run is more important
-                self.spans.stop_recording()
-
-    def end(self) -> None:
-        """Stop the profiler; warn if the run was too short for a trace."""
-        if not self.stopped:
-            self.stopped = True
-            self.spans.stop()
-            if not self.spans.written:
-                self.logger.warn(
-                    "profiler=torch: no trace, because the run ended before profiler.wait + warmup + active steps"
-                )
 
 
 def cost_of_sample(
