@@ -265,6 +265,15 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
             (f"hp,n\n130.0,1\n{odd},2\n165,3\n", {}, f"number '1.*{re.escape(odd)}'.*--as hp=class.*--as hp=text")
             for odd in ("?", "-", "abc", "0x10", "1_000", "2024-01-02", "12:30", "1.2.3")
         ],
+        # arrow reads 0xFFFFFFFFFFFFFFFF as int64: -1
+        ("a,n\n0xFFFFFFFFFFFFFFFF,1\n2,2\n", {}, "number '2' and '0xFFFFFFFFFFFFFFFF'"),
+        ("a,n\n0x10,1\n0x11,2\n", {}, "column 'a' contains '0x10', neither a number nor a name: --as a=class"),
+        ("a,n\n+nan,1\n2,2\n", {}, r"number '2' and '\+nan'"),
+        ("a,n\n0x10,1\n", {"kinds": {"a": "float"}}, "column 'a' of .* contains '0x10'; --empty 0x10"),
+        ("a,n\n3,1\n2.5,2\n", {"kinds": {"a": "int"}}, "contains '2.5', which cannot be read as int64; --as a=float"),
+        ("a,n\n-3,1\n9223372036854775808,2\n", {"kinds": {"a": "int"}}, "contains '9223372036854775808', which cannot"),
+        ('a,n\n1,"x\n2,y\n', {}, "line 3: .*or a quote is not closed .*--escape"),
+        (b"\x1f\x8b\x08\0", {}, "a.csv is gzip; decompress it first"),
         ("hp,n\n130.0,1\n007,2\n", {}, "column 'hp' contains '007', a number or a name: --as hp=float"),
         ("hp,n\n130.0,1\n?,2\n", {}, "--empty '\\?' reads it as a missing value"),
         (

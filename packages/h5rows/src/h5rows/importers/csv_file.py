@@ -24,6 +24,9 @@ from h5rows.options import PackOptions
 ZERO_FIRST = r"^[+-]?0[0-9]"  # a postal code, a key
 DIGITS = r"^[0-9]+$"
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
+NUMBER = (
+    r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?(?i:inf|infinity)$"  # arrow reads 0xff and nan(1), too
+)
 WITH_COMMA = r"^[+-]?[\d.,]*\d[\d.,]*([eE][+-]?\d+)?$"  # 1,5 and 1.234,56 and 1,234.56
 # types for --as int and float; the first one that fits all cells
 TYPES = {"int": ("int64", "uint64"), "float": ("float64",)}
@@ -63,6 +66,8 @@ def read_csv(file: Path, options: PackOptions) -> Any:
     reading = arrow.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False, encoding=encoding)
     if not raw:
         raise ConfigError(f"{file} is empty")
+    if raw.startswith(b"\x1f\x8b"):
+        raise ConfigError(f"{file} is gzip; decompress it first")
     if options.header is not False and not re.search(rb"[\r\n]", raw):
         raise ConfigError(f"{file} has no rows, only a line of column names; header=False reads that as a sample")
     reading.block_size = min(max(1 << 20, len(raw)), MOST_BLOCK)
@@ -101,9 +106,9 @@ def check_quotes(file: Path, text: str, separator: str, escape: str | None) -> N
                 what = f"{file}, line {lines.line_num}: {escape}N means a missing value in some programs, here a name"
                 raise ConfigError(f"{what}; write an empty cell there")
     except csv.Error as error:
-        what = f"{file}, line {lines.line_num}: text follows the closing quote of a cell ({error})"
+        said = f"text follows the closing quote of a cell, or a quote is not closed ({error})"
         remedy = "escape='\\\\' reads a backslash before a quote; by default, quotes inside quotes are doubled"
-        raise ConfigError(f"{what}; {remedy}") from None
+        raise ConfigError(f"{file}, line {lines.line_num}: {said}; {remedy}") from None
     finally:
         csv.field_size_limit(limit)
 
@@ -139,24 +144,28 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
             why = f"because {zero_first[0].as_py()!r} begins with a zero; as int or float it is numbers"
             report(f"{name}: text, {why}")
         return names
-    numbers = pc.if_else(empty, none, trimmed)
+    numbers, plain = pc.if_else(empty, none, trimmed), filled
     if options.decimal == ",":
         point = filled.filter(pc.match_substring(filled, "."))
         if len(point) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
             what = f"{file}: column {name!r} contains {point[0].as_py()!r}, but decimal=',' expects commas"
             raise ConfigError(f"{what}: remove thousands separators, or use kinds={{{name!r}: 'text'}}")
         if not len(point):
-            numbers = pc.replace_substring(numbers, ",", ".")
-    for kind in TYPES.get(given or "", ("int64", "uint64", "float64")):
+            numbers, plain = (pc.replace_substring(cells, ",", ".") for cells in (numbers, filled))
+    types = TYPES.get(given or "", ("int64", "uint64", "float64"))
+    for kind in types if pc.all(pc.match_substring_regex(plain, NUMBER)).as_py() else ():
         try:
             made = numbers.cast(kind)
         except pa.ArrowInvalid:
             continue
         return narrowed(check_digits(file, name, numbers, made)) if kind == "float64" else made
     if given in ("int", "float"):
-        other = next(c for c in filled.to_pylist() if not is_number(c.replace(options.decimal, ".")))
-        what = f"kinds={{{name!r}: {given!r}}}: column {name!r} of {file} contains {other!r}"
-        raise ConfigError(f"{what}; empty={other!r} reads it as a missing value")
+        digits = dict(zip(filled.to_pylist(), plain.to_pylist(), strict=True))  # cell -> with a decimal point
+        what = f"kinds={{{name!r}: {given!r}}}: column {name!r} of {file} contains"
+        if words := [cell for cell, number in digits.items() if not is_number(number)]:
+            raise ConfigError(f"{what} {words[0]!r}; empty={words[0]!r} reads it as a missing value")
+        odd = [cell for cell in digits if not re.fullmatch("-?[0-9]+", cell)] or [max(digits, key=len)]
+        raise ConfigError(f"{what} {odd[0]!r}, which cannot be read as int64; kinds={{{name!r}: 'float'}} reads it")
     comma = filled.filter(pc.match_substring(filled, ","))
     if len(comma) and pc.all(pc.match_substring_regex(filled, WITH_COMMA)).as_py():
         what = f"{file}: column {name!r} contains {comma[0].as_py()!r}: decimal=',' reads decimal commas"
@@ -169,11 +178,8 @@ def typed(file: Path, name: str, cells: Any, options: PackOptions) -> Any:
 
 
 def is_number(cell: str) -> bool:
-    """Return True if Python reads the cell as a float."""
-    try:
-        return float(cell) is not None and "_" not in cell
-    except ValueError:
-        return False
+    """Return True if a cell is a number in decimal digits, or infinite."""
+    return re.search(NUMBER, cell.strip()) is not None
 
 
 def check_digits(file: Path, name: str, cells: Any, floats: Any) -> Any:
