@@ -223,7 +223,7 @@ def make_state(
             node = optim_of(config, objective)
             check_closure(optimizers[objective], f"{node.key}._target_={node.target}")
     nodes = {name: node for name, node in config.optimizers.items() if name}
-    optimizers.clip_norms = {name: node.own.clip_norm for name, node in nodes.items()}  # type: ignore[union-attr]
+    optimizers.clip_norms = {name: node.options.clip_norm for name, node in nodes.items()}  # type: ignore[union-attr]
     rules = config.values.get("rules", 1)
     factors = {name: make_factor(node, rules, epochs) for name, node in config.optimizers.items()}
     with constructing(PROJECT, "optim.schedule", config.optim.schedule):
@@ -240,7 +240,7 @@ def make_state(
 def make_factor(node: OptimNode, rules: int, epochs: Epochs | None) -> Any:
     """Build a schedule. rules: the run's version of lab.options.RULES."""
     key = f"{node.key}.schedule"
-    factor = construct(PROJECT, key, node.own.schedule)
+    factor = construct(PROJECT, key, node.options.schedule)
     check_method(key, factor, "on_score")
     for one in constants_in(factor):
         object.__setattr__(one, "epochs", epochs)
@@ -255,19 +255,18 @@ def make_optimizer(
     """Build the optimizer of `named` parameters. whose: their owner's name, for messages. others: names of parameters
     of other optimizers. Raise ConfigError if `named` is empty."""
     node = optim_of(config, objective)
-    key, optim = node.key, node.own
+    key, options = node.key, node.options
     if not named:
         raise ConfigError(f"model: {whose} has no parameters that require a gradient: nothing to train")
     decay = largest(node.optimizer, "weight_decay")
     # an expression in `optim` may match only parameters of other objectives; one in an entry must match its own
-    of_entry = {
-        pattern: one for pattern, one in optim.lr_factors.items() if config.optim.lr_factors.get(pattern) != one
-    }
-    parameter_groups(named, decay, optim.decay_norms_and_biases, of_entry, (), key)  # checks them
+    shared = config.optim.lr_factors.items()
+    of_entry = dict(item for item in options.lr_factors.items() if item not in shared)
+    parameter_groups(named, decay, options.decay_norms_and_biases, of_entry, (), key)  # checks them
     make = construct(PROJECT, key, node.optimizer)
     with constructing(PROJECT, key, node.optimizer):
         optimizer = build_optimizer(
-            make, lambda: parameter_groups(named, decay, optim.decay_norms_and_biases, optim.lr_factors, others)
+            make, lambda: parameter_groups(named, decay, options.decay_norms_and_biases, options.lr_factors, others)
         )
         check_method(key, optimizer, "eval_weight")
         of_kind(key, node.optimizer, optimizer, Optimizer)

@@ -122,7 +122,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     _check_monitor(root.monitor, values)
     for node in optimizers.values():
         key = f"{node.key}.schedule"
-        schedule = locate(PROJECT, node.own.schedule["_target_"], key)
+        schedule = locate(PROJECT, node.options.schedule["_target_"], key)
         if root.trainer.eval_every is None and hasattr(schedule, "on_score"):
             raise ConfigError(
                 f"{key}: {schedule.__name__} needs {root.monitor.key}, but trainer.eval_every is null - set "
@@ -167,7 +167,7 @@ def set_processes(cfg: Any, num_procs: int) -> None:
 
 
 def _check_factors(node: OptimNode) -> None:
-    for pattern, factor in node.own.lr_factors.items():
+    for pattern, factor in node.options.lr_factors.items():
         regex(pattern, f"{node.key}.lr_factors")
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
             raise ConfigError(

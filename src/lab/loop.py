@@ -71,7 +71,7 @@ def train_step(
 def may_draw_outside_losses(state: TrainState) -> bool:
     """Return whether code outside the losses may draw random numbers in a step: the schedule, the optimizers, or the
     task's train_step, on_step_end or project. Torch's optimizers draw none, nor do classes with `uses_rng = False`."""
-    task, others = state.task, list(state.schedule.own.values())
+    task, others = state.task, list(state.schedule.own_factors.values())
     if overrides(task, "on_step_end") or overrides(task, "project") or overrides(task, "train_step"):
         others.append(task)
     return not uses_no_rng(state.schedule, state.optimizer.values(), others)

@@ -16,11 +16,11 @@ SHARED = ("schedule", "decay_norms_and_biases", "lr_factors", "_partial_")
 
 @dataclass(frozen=True)
 class OptimNode:
-    """An optimizer and its schedule. key: `optim`, or `optim.objectives.<name>`. optimizer: the node without the keys
-    of `own`."""
+    """An optimizer and its schedule. key: `optim`, or `optim.objectives.<name>`. options: the keys that the run reads.
+    optimizer: the other keys, `_target_` and its arguments."""
 
     key: str
-    own: OptimConfig | ObjectiveConfig
+    options: OptimConfig | ObjectiveConfig
     optimizer: dict[str, Any]
 
     @property
@@ -66,18 +66,18 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return `own` with the missing keys of `base`, also in nested mappings; one with a _target_ replaces the other."""
     merged = dict(base)
     for name, value in own.items():
-        held: Any = base.get(name)
-        if not isinstance(value, Mapping) or not isinstance(held, Mapping) or "_target_" in value:
+        shared: Any = base.get(name)
+        if not isinstance(value, Mapping) or not isinstance(shared, Mapping) or "_target_" in value:
             merged[name] = value
-        elif name == "lr_factors":  # the first expression that is found applies, so the own ones come first
-            merged[name] = {**value, **{k: v for k, v in held.items() if k not in value}}
+        elif name == "lr_factors":  # the first expression that matches applies, so those of `own` come first
+            merged[name] = {**value, **{k: v for k, v in shared.items() if k not in value}}
         else:
-            merged[name] = _merged(held, value)
+            merged[name] = _merged(shared, value)
     return merged
 
 
 def nodes_of(optim: OptimConfig, optimizer: dict[str, Any]) -> dict[str, OptimNode]:
-    """Return {objective: OptimNode} of complete entries, after the shared node, with the name ""."""
+    """Return {objective: OptimNode}: first `optim` itself with the name "", then the complete entries of objectives."""
     nodes = {"": OptimNode("optim", optim, optimizer)}
     for name, entry in optim.objectives.items():
         key = f"optim.objectives.{name}"

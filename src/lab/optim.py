@@ -62,7 +62,7 @@ def parameter_groups(
         if factor != 1.0:
             group["lr_factor"] = factor
     if unused := {pattern for pattern in unused if not any(map(pattern.search, others))}:
-        text = min(one.pattern for one in unused)
+        text = min(pattern.pattern for pattern in unused)
         names = ", ".join(name for name, _ in named[:4])
         raise ConfigError(
             f"{key}.lr_factors: no trained parameter's name contains {text!r}; names are, for example, {names}"
@@ -162,84 +162,87 @@ def check_trained(saved: Sequence[str], present: Sequence[str]) -> None:
 class Schedule:
     """Set each group's learning rate to peak * factor(step, total_steps). step: from 0, including skipped steps.
 
-    factor: function of the step; one that follows the monitored score (Plateau) has a state, which is saved in
-    checkpoints. own: {objective: factor} of objectives with their own factor. rates: the groups' present rates,
-    numbers on the host, so that nothing waits for the device.
+    factor: an object of lab.schedules, or another function of the step. If it follows the monitored score (Plateau),
+    its state is saved in checkpoints. own_factors: {objective: factor} of objectives with another factor. rates: the
+    groups' present rates, numbers on the host, so that nothing waits for the device.
     """
 
     def __init__(
-        self, optimizer: Steps, factor: Factor, total_steps: int, own: Mapping[str, Factor] | None = None
+        self, optimizer: Steps, factor: Factor, total_steps: int, own_factors: Mapping[str, Factor] | None = None
     ) -> None:
         # at least 1, because factors divide by it; trainer.max_steps=0 scores the initial weights
         self.optimizer, self.total_steps = optimizer, max(1, total_steps)
         self.factor: Any = factor
-        self.own: dict[str, Any] = dict(own or {})
-        named: Mapping[str, Steps] = optimizer if isinstance(optimizer, Optimizers) else {"": optimizer}
-        self.objectives = [name for name, one in named.items() for _ in one.param_groups]  # of each group
-        self.peak = named.get("", optimizer).param_groups[0]["lr"]  # of groups without an lr_factor
+        self.own_factors: dict[str, Any] = dict(own_factors or {})
+        by_objective: Mapping[str, Steps] = optimizer if isinstance(optimizer, Optimizers) else {"": optimizer}
+        self.objectives = [name for name, part in by_objective.items() for _ in part.param_groups]  # of each group
+        self.peak = by_objective.get("", optimizer).param_groups[0]["lr"]  # of groups without an lr_factor
         self.peaks = [group["lr"] * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
         self.rates: list[float] = []
-        self._held: list[Tensor] = []
+        self._device_rates: list[Tensor] = []  # only with keep_rates_on
         self.set_rates(0)
 
     def set_rates(self, step: int) -> None:
         """Set the groups' rates for step `step`, before it."""
         shared = self.factor(step, self.total_steps)
-        named = {name: factor(step, self.total_steps) for name, factor in self.own.items()}
+        own = {name: factor(step, self.total_steps) for name, factor in self.own_factors.items()}
         self.last_lr = self.peak * shared
         before = self.rates
-        self.rates = [peak * named.get(name, shared) for peak, name in zip(self.peaks, self.objectives)]
-        for held, rate, last in zip(self._held, self.rates, before):
+        self.rates = [peak * own.get(name, shared) for peak, name in zip(self.peaks, self.objectives)]
+        for on_device, rate, last in zip(self._device_rates, self.rates, before):
             if rate != last:
-                held.fill_(rate)
-        for group, own in zip(self.optimizer.param_groups, self._held or self.rates):
-            group["lr"] = own
+                on_device.fill_(rate)
+        for group, lr in zip(self.optimizer.param_groups, self._device_rates or self.rates):
+            group["lr"] = lr
 
     def keep_rates_on(self, device: torch.device) -> None:
         """Keep the rates as 0-d tensors on the device from here on, which a CUDA graph reads."""
-        self._held = [torch.tensor(rate, device=device) for rate in self.rates]
+        self._device_rates = [torch.tensor(rate, device=device) for rate in self.rates]
 
     @property
     def factors(self) -> dict[str, Factor]:
-        """{key of the schedule in the config: factor}, of those that set a rate."""
-        shared = {} if self.own.keys() >= {*self.objectives} else {"": self.factor}
-        return {schedule_key(name): factor for name, factor in {**shared, **self.own}.items()}
+        """{key of the schedule in the config: factor}, without a shared factor that no group uses."""
+        shared = {} if self.own_factors.keys() >= {*self.objectives} else {"": self.factor}
+        return {schedule_key(name): factor for name, factor in {**shared, **self.own_factors}.items()}
 
     def logged_rates(self) -> dict[str, float]:
         """Return {"lr": rate} or, for named objectives, {"<objective>/lr": rate of the first group}."""
         groups = self.optimizer.param_groups
-        named = {name: groups[self.objectives.index(name)]["lr"] for name in self.objectives if name}
+        first = {name: groups[self.objectives.index(name)] for name in self.objectives if name}
         shared = {"lr": self.last_lr} if "" in self.objectives else {}
-        return shared | {f"{name}/lr": float(rate) for name, rate in named.items()}
+        return shared | {f"{name}/lr": float(group["lr"]) for name, group in first.items()}
 
     def on_score(self, score: float, step: int) -> dict[str, float]:
         """Pass the monitored score of an evaluation to the factors. Return {objective: learning rate of the next step,
         `step`} of the objectives whose rate has changed. score: lower is better; negated if monitor.mode is max."""
-        factors = {"": self.factor, **self.own}
+        factors = {"": self.factor, **self.own_factors}
         changed = {
-            k for k, one in factors.items() if follows_scores(one) and one.on_score(score, step, self.total_steps)
+            name
+            for name, factor in factors.items()
+            if follows_scores(factor) and factor.on_score(score, step, self.total_steps)
         }
         rates = {}
         for name in dict.fromkeys(self.objectives):
             peak = self.peaks[self.objectives.index(name)] if name else self.peak
-            if (used := name if name in self.own else "") in changed:
+            if (used := name if name in self.own_factors else "") in changed:
                 rates[name] = peak * factors[used](step, self.total_steps)
         return rates
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        held: dict[str, Any] = {"factor": self.factor.state_dict()} if follows_scores(self.factor) else {}
-        own = {name: factor.state_dict() for name, factor in self.own.items() if follows_scores(factor)}
-        held |= {"objectives": own} if own else {}
-        return {"last_lr": self.last_lr, "total_steps": self.total_steps, **held}
+        state = {"last_lr": self.last_lr, "total_steps": self.total_steps}
+        if follows_scores(self.factor):
+            state["factor"] = self.factor.state_dict()
+        own = {name: factor.state_dict() for name, factor in self.own_factors.items() if follows_scores(factor)}
+        return state | ({"objectives": own} if own else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state from a checkpoint."""
         if follows_scores(self.factor) and "factor" in state:
             self.factor.load_state_dict(state["factor"])
-        for name, held in state.get("objectives", {}).items():
-            if name in self.own and follows_scores(self.own[name]):
-                self.own[name].load_state_dict(held)
+        for name, saved in state.get("objectives", {}).items():
+            if follows_scores(self.own_factors.get(name)):
+                self.own_factors[name].load_state_dict(saved)
         if "last_lr" in state:
             self.last_lr = state["last_lr"]
         else:  # an old checkpoint
@@ -280,16 +283,17 @@ def schedule_key(objective: str) -> str:
 
 def constants_in(factor: Any) -> list[Constant]:
     """Return the given schedule if it is a Constant (or a subclass), and those in its attributes (Plateau's warmup)."""
-    return [one for one in (factor, *getattr(factor, "__dict__", {}).values()) if isinstance(one, Constant)]
+    parts = (factor, *getattr(factor, "__dict__", {}).values())
+    return [part for part in parts if isinstance(part, Constant)]
 
 
 def unreached_points(schedule: Schedule) -> list[str]:
     """Return a warning for each point of a schedule in epochs or steps (10ep) that the run does not reach."""
     lines = []
     for key, factor in schedule.factors.items():
-        for one in constants_in(factor):
-            for name, point in one.points():
-                step = one.step_of(name, point, schedule.total_steps)
+        for constant in constants_in(factor):
+            for name, point in constant.points():
+                step = constant.step_of(name, point, schedule.total_steps)
                 if isinstance(point, str) and step >= schedule.total_steps + (name == "warmup"):
                     lines.append(
                         f"{key}.{name}: {point} is after step {step:,}, but the run has only {schedule.total_steps:,} "

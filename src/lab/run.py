@@ -105,7 +105,7 @@ def make_experiment(process: RankProcess) -> Experiment:
         write_class_names(process.directory, names)
     if not any(split.startswith("val") for split in sets):
         keys = ["trainer.early_stop_patience"] if trainer.early_stop_patience is not None else []
-        for key, target in ((f"{n.key}.schedule", n.own.schedule["_target_"]) for n in config.optimizers.values()):
+        for key, target in ((f"{n.key}.schedule", n.options.schedule["_target_"]) for n in config.optimizers.values()):
             keys += [f"{key}._target_={target}"] if follows_scores(locate(PROJECT, target, key)) else []
         if keys:
             raise ConfigError(f"{keys[0]}: needs a validation split, but data.splits.val is null")
@@ -222,9 +222,9 @@ def header_values(config: Config, objectives: Iterable[str]) -> tuple[list[Any],
         values = [config.optimizer, config.optim.schedule, *values]
     for name, node in config.optimizers.items():
         if name:
-            own: Any = node.own
-            clip = f"clip_norm={own.clip_norm or 'null'}"
-            values += [f"{name}: {node_text(node.optimizer)}", own.schedule, clip]
+            options: Any = node.options
+            clip = f"clip_norm={options.clip_norm or 'null'}"
+            values += [f"{name}: {node_text(node.optimizer)}", options.schedule, clip]
     return [task, model], values
 
 

@@ -121,16 +121,16 @@ def test_what_an_entry_lacks_is_that_of_optim() -> None:
     shared = ("optim.lr=5e-3", "optim.schedule.final=0.25", "+optim.lr_factors={bias: 2, weight: 3}")
     own = nodes(*shared, f"+{CRITIC}.schedule.warmup=0.5", f"+{CRITIC}.lr_factors={{weight: 4}}")["critic"]
     assert own.optimizer["lr"] == 5e-3 and own.target == "torch.optim.AdamW"  # noqa: PT018
-    assert own.own.schedule == {"_target_": "lab.schedules.cosine.Cosine", "warmup": 0.5, "final": 0.25}
-    assert list(own.own.lr_factors.items()) == [("weight", 4), ("bias", 2)]
-    assert own.own.clip_norm == 1.0
+    assert own.options.schedule == {"_target_": "lab.schedules.cosine.Cosine", "warmup": 0.5, "final": 0.25}
+    assert list(own.options.lr_factors.items()) == [("weight", 4), ("bias", 2)]
+    assert own.options.clip_norm == 1.0
     # another class takes no arguments of the shared one, but the schedule
     own = nodes(*shared, f"+{CRITIC}={{_target_: torch.optim.RMSprop, lr: 1e-4}}", "trainer.clip_norm=null")["critic"]
     assert own.optimizer == {"_target_": "torch.optim.RMSprop", "_partial_": True, "lr": 1e-4}
-    assert own.own.schedule["final"] == 0.25 and own.own.clip_norm is None  # noqa: PT018
+    assert own.options.schedule["final"] == 0.25 and own.options.clip_norm is None  # noqa: PT018
     # an option of the group is complete, with its own schedule
     own = nodes(*shared, f"+optim@{CRITIC}=schedule_free")["critic"]
-    assert own.own.schedule["_target_"] == "lab.schedules.constant.Constant"
+    assert own.options.schedule["_target_"] == "lab.schedules.constant.Constant"
     assert "betas" not in own.optimizer
 
 
