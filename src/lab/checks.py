@@ -42,7 +42,7 @@ def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: 
     try:
         return function(output, batch)
     except Exception as error:
-        note(error, key, output, batch)
+        add_shapes(error, key, output, batch)
         kind = type(output).__name__
         if not isinstance(error, (AttributeError, TypeError)) or isinstance(output, Tensor) or kind not in str(error):
             raise
@@ -53,7 +53,7 @@ def call_with_hints(function: Callable[..., Any], key: str, output: Any, batch: 
         ) from error
 
 
-def predicted(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+def checked_prediction(task: Any, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
     """Return {name: (B, ...)} from Task.predict; a tensor is named "output". Raise ConfigError for other types."""
     found = task.predict(model, batch)
     named = {"output": found} if isinstance(found, Tensor) else found
@@ -94,7 +94,7 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def naming(key: str) -> Iterator[None]:
+def key_in_errors(key: str) -> Iterator[None]:
     """In this block, add the config key to errors, for `explained_mistake`."""
     try:
         yield
@@ -104,16 +104,16 @@ def naming(key: str) -> Iterator[None]:
 
 
 @contextmanager
-def noting(key: str, output: Any, batch: Any) -> Iterator[None]:
-    """In this block, add the config key and the shapes to errors; see `note`."""
+def shapes_in_errors(key: str, output: Any, batch: Any) -> Iterator[None]:
+    """In this block, add the config key and the shapes to errors; see `add_shapes`."""
     try:
         yield
     except Exception as error:
-        note(error, key, output, batch)
+        add_shapes(error, key, output, batch)
         raise
 
 
-def note(error: Exception, key: str, output: Any, batch: Any) -> None:
+def add_shapes(error: Exception, key: str, output: Any, batch: Any) -> None:
     """Add the config key and the shapes of output and batch to an error, for `explained_mistake`."""
     vars(error).setdefault("key", key)
     vars(error).setdefault("given", f"the output is {shapes({'': output}).strip()}; the batch has {shapes(batch)}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lab.average import evaluation_mode, prepare_evaluation_model
 from lab.callbacks.base import overridden_methods
-from lab.checks import call_with_hints, naming
+from lab.checks import call_with_hints, key_in_errors
 from lab.metrics.base import as_metric
 from lab.objective import LossModule
 from lab.pending import out_of_patience
@@ -59,7 +59,7 @@ def evaluate(
     totals, unweighted = sums.unbind(), 0  # each sum, and the number of samples without a weight
     updates: dict[str, Callable[..., Any]] = {}
     for name, metric in stateful.items():
-        with naming(f"task.metrics.{name}"):
+        with key_in_errors(f"task.metrics.{name}"):
             metric.reset()
             updates[name] = metric.update
     with evaluation_mode(model, task):
@@ -89,7 +89,7 @@ def evaluate(
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     for name, metric in stateful.items():
-        with naming(f"task.metrics.{name}"):
+        with key_in_errors(f"task.metrics.{name}"):
             score = compute(name, metric, world)
         scores |= {f"{name}/{k}": v for k, v in score.items()} if isinstance(score, Mapping) else {name: score}
     return scores
@@ -156,7 +156,7 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
         scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.size_and_real, observers)
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
-            with naming(f"task.metrics.{name}"):
+            with key_in_errors(f"task.metrics.{name}"):
                 metric.write(run.directory / f"{split}_{name}")
     compile_report(run.logger.say)
     scores = {f"{split}/{name}": value for name, value in scores.items()}

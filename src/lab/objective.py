@@ -33,15 +33,14 @@ def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = ""
 class LossModule(nn.Module):
     """The loss of one objective as a module, which DDP and torch.compile wrap and DataParallel copies."""
 
-    def __init__(self, model: nn.Module, task: Task, name: str = "") -> None:
+    def __init__(self, model: nn.Module, task: Task, objective: str = "") -> None:
         super().__init__()
-        self.model, self.task, self.name = model, task, name
+        self.model, self.task, self.objective = model, task, objective
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
         """Return (losses, output); the output is None in training."""
-        model = self.model
-        losses, output = forward_loss(model, self.task, batch, self.name)
-        return losses, None if model.training else output  # not used in training, so free its memory
+        losses, output = forward_loss(self.model, self.task, batch, self.objective)
+        return losses, None if self.model.training else output  # not used in training, so free its memory
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return the sharded model's no_sync(), or a context that does nothing: DDP's wrapper has its own no_sync."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.average import evaluation_mode
-from lab.checks import predicted
+from lab.checks import checked_prediction
 from lab.project import PROJECT
 from lab.restore import restore
 from lab.tasks.base import Task
@@ -54,12 +54,12 @@ class Predictor(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs, each (B, ...)."""
-        found = predicted(self.task, self.model, dict(zip(self.fields, values)))
-        self.names = list(found)
-        return tuple(found.values())
+        outputs = checked_prediction(self.task, self.model, dict(zip(self.fields, values)))
+        self.names = list(outputs)
+        return tuple(outputs.values())
 
 
-class Noted(dict[str, Tensor]):
+class RecordsReads(dict[str, Tensor]):
     """A batch that records in `read` the names of the fields that are read."""
 
     def __init__(self, batch: dict[str, Tensor]) -> None:
@@ -73,7 +73,7 @@ class Noted(dict[str, Tensor]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the field, or `default`."""
-        return default if name not in self else self[name]  # noqa: SIM401 - notes the field
+        return default if name not in self else self[name]  # noqa: SIM401 - records the field
 
     def __iter__(self) -> Iterator[str]:  # also makes dict(batch) and {**batch} read each field
         return iter(super().keys())
@@ -113,15 +113,16 @@ def export_onnx(
             "other sizes - set hardware.eval_batch_size"
         )
     with torch.no_grad(), evaluation_mode(run.model, run.task), plain_attention():
-        noted = Noted(batch)
-        predicted(run.task, run.model, noted)
-        if other := next((name for name in noted.read if not isinstance(batch[name], Tensor)), None):
+        recorded = RecordsReads(batch)
+        checked_prediction(run.task, run.model, recorded)
+        if other := next((name for name in recorded.read if not isinstance(batch[name], Tensor)), None):
             raise ConfigError(f"--to onnx: the task's predict reads the field {other}, which is not a tensor")
-        whole = Predictor(run.task, run.model, noted.read)
-        values = [batch[name] for name in noted.read]
+        predictor = Predictor(run.task, run.model, recorded.read)
+        values = [batch[name] for name in recorded.read]
         sizes = sorted({1, max(1, rows // 2), rows})
         try:
-            expected = {size: whole(*(value[:size] for value in values)) for size in sizes}
+            cut = {size: [value[:size] for value in values] for size in sizes}
+            expected = {size: predictor(*cut[size]) for size in sizes}
         except (IndexError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 "--to onnx: a batch of this data set cannot be cut into smaller ones, because its fields do not all "
@@ -129,11 +130,9 @@ def export_onnx(
             ) from error
         with temporary_folder(f".{target.name}.", target.parent) as folder:
             file = folder / target.name
-            used = convert(whole, values, file)
+            used = convert(predictor, values, file)
             try:
-                difference = max(
-                    compared(file, whole, [value[:size] for value in values], expected[size]) for size in sizes
-                )
+                difference = max(largest_difference(file, predictor, cut[size], expected[size]) for size in sizes)
             except (ConfigError, RunFailed):
                 raise
             except Exception as error:  # onnxruntime's own errors
@@ -145,8 +144,8 @@ def export_onnx(
             for part in sorted(folder.iterdir(), reverse=True):  # the file with the weights first
                 part.replace(target.parent / part.name)
     shapes = {name: f"{dtype_name(value.dtype)} (batch{''.join(f', {n}' for n in value.shape[1:])})"
-              for name, value in zip(noted.read, values) if name in used}  # fmt: skip
-    return Exported(run.file, shapes, whole.names, difference, sizes)
+              for name, value in zip(recorded.read, values) if name in used}  # fmt: skip
+    return Exported(run.file, shapes, predictor.names, difference, sizes)
 
 
 @contextlib.contextmanager
@@ -160,11 +159,11 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def convert(whole: Predictor, values: list[Tensor], file: Path) -> list[str]:
+def convert(predictor: Predictor, values: list[Tensor], file: Path) -> list[str]:
     """Write the file by torch's exporter, with the first dimension of each input as `batch`. Return its inputs: the
     fields that affect the outputs, without labels that `predict` passes to a loss."""
     batch = torch.export.Dim("batch")
-    weights = sum(p.numel() * p.element_size() for p in (*whole.parameters(), *whole.buffers()))
+    weights = sum(p.numel() * p.element_size() for p in (*predictor.parameters(), *predictor.buffers()))
     logger = logging.getLogger("torch.onnx")  # warns of each library that it does not find
     level = logger.level
     try:
@@ -173,15 +172,15 @@ def convert(whole: Predictor, values: list[Tensor], file: Path) -> list[str]:
             warnings.simplefilter("ignore")
             shapes = (tuple({0: batch} for _ in values),)
             try:
-                traced = torch.export.export(whole, tuple(values), dynamic_shapes=shapes, strict=False)
+                traced = torch.export.export(predictor, tuple(values), dynamic_shapes=shapes, strict=False)
             except Exception:  # strict: bytecode is read, in which the batch's size is a variable also as len(x)
-                traced = torch.export.export(whole, tuple(values), dynamic_shapes=shapes, strict=True)
+                traced = torch.export.export(predictor, tuple(values), dynamic_shapes=shapes, strict=True)
             program: Any = torch.onnx.export(
-                traced, dynamo=True, verbose=False, dynamic_shapes=shapes, input_names=whole.fields,
-                output_names=whole.names,
+                traced, dynamo=True, verbose=False, dynamic_shapes=shapes, input_names=predictor.fields,
+                output_names=predictor.names,
             )  # fmt: skip
             graph = program.model.graph
-            for unused in [one for one in graph.inputs if not one.uses() and not one.is_graph_output()]:
+            for unused in [entry for entry in graph.inputs if not entry.uses() and not entry.is_graph_output()]:
                 graph.inputs.remove(unused)
             try:
                 program.save(str(file), external_data=weights > MOST_INLINE)
@@ -194,40 +193,38 @@ def convert(whole: Predictor, values: list[Tensor], file: Path) -> list[str]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise ConfigError(
-            f"--to onnx: torch cannot export {type(whole.task).__name__}.predict of {type(whole.model).__name__}: "
-            f"{first_line(cause)}"
-        ) from error
+        task, model = type(predictor.task).__name__, type(predictor.model).__name__
+        raise ConfigError(f"--to onnx: torch cannot export {task}.predict of {model}: {first_line(cause)}") from error
     finally:
         logger.setLevel(level)
-    return [one.name for one in graph.inputs]
+    return [entry.name for entry in graph.inputs]
 
 
-def compared(file: Path, whole: Predictor, values: list[Tensor], expected: tuple[Tensor, ...]) -> float:
+def largest_difference(file: Path, predictor: Predictor, values: list[Tensor], expected: tuple[Tensor, ...]) -> float:
     """Return the largest absolute difference of the outputs. Raise RunFailed if it exceeds TOLERANCE."""
     runtime: Any = need("onnxruntime", "--to onnx", "onnxruntime", "export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors
     session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    given = dict(zip(whole.fields, values))
-    fed = {one.name: given[one.name].numpy() for one in session.get_inputs()}
+    fields = dict(zip(predictor.fields, values))
+    inputs = {entry.name: fields[entry.name].numpy() for entry in session.get_inputs()}
     largest = 0.0
-    for name, there, here in zip(whole.names, session.run(None, fed), expected, strict=True):
-        found, wanted = torch.as_tensor(there), here.detach()
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+    for name, array, output in zip(predictor.names, session.run(None, inputs), expected, strict=True):
+        exported, original = torch.as_tensor(array), output.detach()
+        if exported.shape != original.shape or exported.dtype != original.dtype:
             raise RunFailed(
-                f"--to onnx: the output {name} is {dtype_name(found.dtype)} {tuple(found.shape)}, but the model's is "
-                f"{dtype_name(wanted.dtype)} {tuple(wanted.shape)}; nothing was written"
+                f"--to onnx: the output {name} is {dtype_name(exported.dtype)} {tuple(exported.shape)}, but the "
+                f"model's is {dtype_name(original.dtype)} {tuple(original.shape)}; nothing was written"
             )
-        apart = (found.double() - wanted.double()).abs()
-        apart = apart[~(found.isnan() & wanted.isnan()) & (found != wanted)]  # inf - inf is NaN
-        most = float(apart.max()) if apart.numel() else 0.0
-        finite = wanted.double()[wanted.isfinite()]
+        errors = (exported.double() - original.double()).abs()
+        errors = errors[~(exported.isnan() & original.isnan()) & (exported != original)]  # inf - inf is NaN
+        error = float(errors.max()) if errors.numel() else 0.0
+        finite = original.double()[original.isfinite()]
         limit = TOLERANCE * max(1.0, float(finite.abs().max()) if finite.numel() else 0.0)
-        if not most <= limit:
+        if not error <= limit:
             raise RunFailed(
-                f"--to onnx: the output {name} differs from the model's by {most:.2g}, more than {limit:.2g}, with "
+                f"--to onnx: the output {name} differs from the model's by {error:.2g}, more than {limit:.2g}, with "
                 f"{len(values[0])} rows; nothing was written"
             )
-        largest = max(largest, most)
+        largest = max(largest, error)
     return largest

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.checks import predicted
+from lab.checks import checked_prediction
 from lab.loaders import check_classes
 from lab.restore import Restored, restore
 from lab.tasks.base import Batch
@@ -136,7 +136,7 @@ def outputs(member: Restored, batch: Batch, request: Prediction) -> dict[str, np
     """Return {name: (B, ...)} of one model, floats as float32 or wider. A single tensor from the task is named
     "output"."""
     with member.experiment.hardware.autocast():
-        named = predicted(member.task, member.model, batch)
+        named = checked_prediction(member.task, member.model, batch)
     floats = {k: v.to(torch.promote_types(v.dtype, torch.float32)) for k, v in named.items() if v.is_floating_point()}
     if request.activation:
         floats = {k: ACTIVATIONS[request.activation](v) for k, v in floats.items()}

@@ -5,7 +5,7 @@ A mistake in a metric, in `predict` or in a picture then ends the run at once, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lab.average import evaluation_mode
 from lab.callbacks.base import overridden_methods
-from lab.checks import explained_mistake, noting, predicted
+from lab.checks import checked_prediction, explained_mistake, shapes_in_errors
 from lab.evaluation import evaluate, monitored
 from lab.state import RunContext, TrainState
 from lab.tasks.base import Batch, overrides
@@ -34,71 +34,60 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
 
     All ranks call this. Random numbers, buffers and attributes of modules, metrics and transforms are restored."""
     model, task = state.model if state.ema is None else state.ema, state.task
-    observers = [partial(called, call) for call in overridden_methods(run.callbacks, "on_rehearsal")]
-    raised: list[str] = []
+    observers = [partial(call_hook, hook) for hook in overridden_methods(run.callbacks, "on_rehearsal")]
+    warnings: list[str] = []
 
     def compute(name: str, metric: Any, world: World) -> Any:
         try:
             return metric.compute(world)
         except (ValueError, ArithmeticError) as error:  # may be no mistake: one batch may lack classes
             why = f"which may be too small for it ({one_line(error)})"
-            raised.append(f"task.metrics.{name}: compute raised for one validation batch, {why}")
+            warnings.append(f"task.metrics.{name}: compute raised for one validation batch, {why}")
             return {}
 
     scores: dict[str, float] = {}
     transforms = [loader.transform for loader in val_loaders.values()]
     parts = [part for transform in transforms for part in getattr(transform, "__dict__", {}).values()]  # of a Chain
-    with as_before(state, run, [*transforms, *parts]), no_new_parameters(model):
+    with restored_after(state, run, [*transforms, *parts]), no_new_parameters(model):
         for split, loader in val_loaders.items():
             run.watchdog.beat("trying an evaluation", state.step, slow=True)
-            first: list[Batch] = []
-            with closing(noted(loader, first)) as batches:
-                found = evaluate(
-                    model, task, batches, run.world, run.hardware, loader.size_and_real, observers, compute
-                )
-            scores |= {f"{split}/{name}": value for name, value in found.items()}
-            if first and overrides(task, "predict"):
-                batch = first[0]
+            with closing(iter(loader)) as batches:  # type: ignore[type-var] # a generator
+                first = [*islice(batches, 1)]  # a rank may have no batch
+                values = evaluate(model, task, first, run.world, run.hardware, loader.size_and_real, observers, compute)
+            scores |= {f"{split}/{name}": value for name, value in values.items()}
+            for batch in first if overrides(task, "predict") else ():
                 with (
                     torch.no_grad(),
                     evaluation_mode(model, task),
                     run.hardware.autocast(),
-                    noting("task", None, batch),
+                    shapes_in_errors("task", None, batch),
                 ):
-                    predicted(task, model, batch)
+                    checked_prediction(task, model, batch)
     check_numbers(scores)
-    for line in raised:
+    for line in warnings:
         run.logger.warn(line)
-    if scores and not raised:
+    if scores and not warnings:
         monitored(scores, run)
 
 
-def called(call: Callable[..., Any], output: Any, batch: Batch) -> None:
+def call_hook(hook: Callable[..., Any], output: Any, batch: Batch) -> None:
     """Call a callback's on_rehearsal. An error is shown with the callback's name."""
-    with noting(f"callback ({type(getattr(call, '__self__', call)).__name__})", output, batch):
-        call(output, batch)
-
-
-def noted(loader: Loader, first: list[Batch]) -> Generator[Batch, None, None]:
-    """Yield the loader's first batch and append it to `first`."""
-    with closing(iter(loader)) as batches:  # type: ignore[type-var] # a generator
-        for batch in islice(batches, 1):
-            first.append(batch)
-            yield batch
+    with shapes_in_errors(f"callback ({type(getattr(hook, '__self__', hook)).__name__})", output, batch):
+        hook(output, batch)
 
 
 @contextmanager
-def as_before(state: TrainState, run: RunContext, others: Iterable[Any] = ()) -> Iterator[None]:
+def restored_after(state: TrainState, run: RunContext, others: Iterable[Any] = ()) -> Iterator[None]:
     """Restore RNG states and the attributes of modules, metrics and other objects after this block, including the
     content of tensors (except parameters), lists, dicts, sets and random generators.
 
     Nothing is compiled in it, because the size of this batch must not determine the compiled code of the training."""
     undo: list[Callable[[], Any]] = []
     seen, holders = set[int](), dict[int, Any]()
-    for one in (state.model, state.ema, state.task, *state.task.metrics.values(), *others):
-        holders |= {id(part): part for part in (one.modules() if isinstance(one, nn.Module) else [one])}
+    for thing in (state.model, state.ema, state.task, *state.task.metrics.values(), *others):
+        holders |= {id(part): part for part in (thing.modules() if isinstance(thing, nn.Module) else [thing])}
     for holder in holders.values():
-        keep(getattr(holder, "__dict__", None), undo, seen)
+        append_undo(getattr(holder, "__dict__", None), undo, seen)
     try:
         compiler = torch.compiler.set_stance("force_eager") if run.hardware.compile else nullcontext()
         with restored_rng(run.world.device), compiler:
@@ -109,7 +98,7 @@ def as_before(state: TrainState, run: RunContext, others: Iterable[Any] = ()) ->
                 restore()
 
 
-def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
+def append_undo(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
     """Append functions to `undo` that restore the present content of `value`. seen: ids of values done."""
     if id(value) in seen or isinstance(value, nn.Parameter):
         return
@@ -134,7 +123,7 @@ def keep(value: Any, undo: list[Callable[[], Any]], seen: set[int]) -> None:
         undo += [value.clear, partial(value.extend if isinstance(value, list) else value.update, items)]
         for name, item in items.items() if isinstance(items, dict) else enumerate(items):
             if name not in ("_parameters", "_modules"):
-                keep(item, undo, seen)
+                append_undo(item, undo, seen)
 
 
 @contextmanager

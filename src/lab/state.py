@@ -66,7 +66,7 @@ class TrainState:
         """Return the content of the checkpoint. It has `ranks` in place of `running_sums`, which differ by rank.
 
         ranks: (N, K) uint8, the rank_row of each of N ranks; None: leave them out."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "running_sums"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "running_sums"}
         saved = {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in values.items()}
         for group, rate in zip(saved["optimizer"]["param_groups"], self.schedule.rates):
             group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]  # a device tensor in a CUDA graph
@@ -77,13 +77,13 @@ class TrainState:
 
     def add_to_sums(self, values: Mapping[str, Tensor]) -> None:
         """Add a step's values, 0-d, to `running_sums`, with one kernel launch for all of them."""
-        known = [name for name in values if name in self.running_sums]
-        if known:
+        summed = [name for name in values if name in self.running_sums]
+        if summed:
             with torch.set_grad_enabled(False):  # 3 Python calls; torch.no_grad makes 7, and 9 as a decorator
-                torch._foreach_add_([self.running_sums[name] for name in known], [values[name] for name in known])
+                torch._foreach_add_([self.running_sums[name] for name in summed], [values[name] for name in summed])
         for name, value in values.items():
             self.counts[name] = self.counts.get(name, 0) + 1
-            if name not in known:
+            if name not in summed:
                 self.running_sums[name] = value.detach().clone()
 
     def rank_row(self, device: torch.device) -> Tensor:
@@ -98,8 +98,8 @@ class TrainState:
         options: names of optimizer arguments that are taken from the config instead of the checkpoint.
         If the number of ranks has changed, each rank takes the mean of the checkpoint's `running_sums`, and a rank
         that is not in the checkpoint keeps its newly seeded RNG."""
-        given = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
-        for name in (one.name for one in fields(self) if one.name in payload and one.name not in LOADED_BY_CALLER):
+        of_config = [{k: v for k, v in group.items() if k in options} for group in self.optimizer.param_groups]
+        for name in (f.name for f in fields(self) if f.name in payload and f.name not in LOADED_BY_CALLER):
             current = getattr(self, name)
             if not hasattr(current, "load_state_dict"):
                 if name != "scaler":  # a scaler is dropped if the run is no longer fp16
@@ -109,13 +109,13 @@ class TrainState:
             if name == "optimizer":
                 for optimizer in self.optimizer.values():
                     match_memory_format(optimizer)
-                for group, values in zip(self.optimizer.param_groups, given):
+                for group, values in zip(self.optimizer.param_groups, of_config):
                     group.update(values)
         ranks = payload["ranks"]
         rows = [ranks[world.rank]] if len(ranks) == world.size else ranks
-        totals = [totals_of(row, payload) for row in rows]
+        sums = [sums_of_rank(row, payload) for row in rows]
         self.running_sums = {
-            k: torch.stack([t[k] for t in totals]).sum(0).div(len(totals)).to(world.device) for k in totals[0]
+            name: torch.stack([s[name] for s in sums]).sum(0).div(len(sums)).to(world.device) for name in sums[0]
         }
         if "counts" not in payload:
             self.counts = dict.fromkeys(self.running_sums, self.step - self.logged_step)
@@ -124,14 +124,13 @@ class TrainState:
             set_rng_bytes(mine, world.device) if isinstance(mine, Tensor) else set_rng_state(mine["rng"], world.device)
 
 
-def totals_of(rank: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
-    """Return a rank's `running_sums` from its row of payload["ranks"], or from the dict of older checkpoints."""
-    if not isinstance(rank, Tensor):
-        found: dict[str, Tensor] = rank["totals"]
-        return found
-    kinds = payload["running_sum_types"]
-    sums = rank[len(rank) - 8 * len(kinds) :].clone().view(torch.float64)
-    return {name: one.to(getattr(torch, kind)) for (name, kind), one in zip(kinds.items(), sums)}
+def sums_of_rank(row: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
+    """Return a rank's `running_sums` from its row of payload["ranks"], which is a dict in older checkpoints."""
+    if not isinstance(row, Tensor):
+        return dict(row["totals"])
+    dtypes = payload["running_sum_types"]
+    sums = row[len(row) - 8 * len(dtypes) :].clone().view(torch.float64)
+    return {name: value.to(getattr(torch, dtype)) for (name, dtype), value in zip(dtypes.items(), sums)}
 
 
 @dataclass(frozen=True)
@@ -182,13 +181,13 @@ class RunContext:
 
     def notify(self, event: str, state: TrainState, *values: Any) -> bool:
         """Call `event` of callbacks, with random numbers other than training's. Return whether any returned True."""
-        said: list[Any] = []
+        returned: list[Any] = []
         for call in overridden_methods(self.callbacks, event):
             owner = type(getattr(call, "__self__", call)).__name__
             with self.watchdog.user_code(f"{owner}.{event}", state.step), StepRNG(state.step, self.world.device) as rng:
                 rng.use_shared()
-                said.append(call(state, *values))
-        return any(answer is True for answer in said)
+                returned.append(call(state, *values))
+        return any(value is True for value in returned)
 
     @property
     def order(self) -> Any:
@@ -196,8 +195,8 @@ class RunContext:
         return StatefulOrder.of(self.train).order
 
     def reorder(self) -> None:
-        """Read rows in the present order of `order` from the next step on; sample ids continue. All ranks must call
-        this after the same step. Raise ConfigError during an evaluation, RunFailed if the ranks' orders differ."""
+        """Read rows as `order` gives them now, from the next step on; sample ids continue. All ranks must call this
+        after the same step. Raise ConfigError during an evaluation, RunFailed if the ranks' orders differ."""
         order = StatefulOrder.of(self.train)
         if self.evaluations_in_progress:
             raise ConfigError(

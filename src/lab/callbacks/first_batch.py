@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from lab.objective import LossModule
-from lab.rehearsal import as_before
+from lab.rehearsal import restored_after
 from samebits.errors import ConfigError
 from samebits.shards import is_sharded
 from samebits.steps import restored_rng
@@ -18,36 +18,36 @@ Call = Callable[[nn.Module, Any], dict[str, Tensor]]
 
 
 def with_first_batch(
-    state: Any, run: Any, option: str, look: Callable[[nn.Module, dict[str, Any], bool], T]
+    state: Any, run: Any, option: str, function: Callable[[nn.Module, dict[str, Any], bool], T]
 ) -> T | None:
-    """Return look(whole, batch, meta) on the main rank, None on others. All ranks call this.
+    """Return function(loss_module, batch, meta) on the main rank, None on others. All ranks call this.
 
-    whole: the lab.objective.LossModule of model and task. meta: True to compute on the device `meta`, with a copy; if
-    that fails, because the model or a loss reads values of tensors, `look` is called with False on all ranks, and the
-    run is restored afterwards. option: key=value, for errors. Raise ConfigError if the model is sharded."""
+    meta: True to compute on the device `meta`, with a copy; if that fails, because the model or a loss reads values of
+    tensors, `function` is called with False on all ranks, and the run is restored afterwards. option: key=value, for
+    errors. Raise ConfigError if the model is sharded."""
     if is_sharded(state.model):
         raise ConfigError(f"{option}: does not support trainer=fsdp, which shards the model - use trainer=single")
-    whole, batch = LossModule(state.model, state.task), run.peek_batch()
-    found, failed = None, False
+    loss_module, batch = LossModule(state.model, state.task), run.peek_batch()
+    result, failed = None, False
     if run.world.is_main:
         try:
             with restored_rng(run.world.device):
-                found = look(whole, batch, True)
+                result = function(loss_module, batch, True)
         except ConfigError:  # the first step would raise it too
             raise
         except Exception:  # the model or the loss reads values, which meta tensors do not have
             failed = True
     if run.world.any(failed):  # on all ranks, because losses may use collectives
-        with as_before(state, run), run.hardware.autocast():
-            found = look(whole, batch, False)
-    return found if run.world.is_main else None
+        with restored_after(state, run), run.hardware.autocast():
+            result = function(loss_module, batch, False)
+    return result if run.world.is_main else None
 
 
-def call(whole: nn.Module, batch: Any) -> dict[str, Tensor]:
+def losses_of_objectives(loss_module: nn.Module, batch: Any) -> dict[str, Tensor]:
     """Run the forward pass of all objectives. Return {"loss" or "<objective> loss": loss (B,)}."""
-    assert isinstance(whole, LossModule)
-    found = {}
-    for name in whole.task.objectives(whole.model):
-        whole.name = name
-        found[f"{name} loss".strip()] = whole(batch)[0]["loss"]
-    return found
+    assert isinstance(loss_module, LossModule)
+    losses = {}
+    for objective in loss_module.task.objectives(loss_module.model):
+        loss_module.objective = objective
+        losses[f"{objective} loss".strip()] = loss_module(batch)[0]["loss"]
+    return losses

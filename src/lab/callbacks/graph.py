@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lab.callbacks.base import Callback
-from lab.callbacks.first_batch import call, with_first_batch
+from lab.callbacks.first_batch import losses_of_objectives, with_first_batch
 from samebits.loggers import Svg
 from samebits.profiling import autograd_svg, forward_graph, module_svg
 from samebits.schema import Count
@@ -30,19 +30,19 @@ class Graph(Callback):
             return
         run = self.run
 
-        def look(whole: Any, batch: Any, meta: bool) -> dict[str, str | None]:
+        def pictures(loss_module: Any, batch: Any, meta: bool) -> dict[str, str | None]:
             # names of modules begin with model. or task.: one level more
-            graph, losses, names = forward_graph(whole, batch, call, self.depth + 1, meta)
+            graph, losses, names = forward_graph(loss_module, batch, losses_of_objectives, self.depth + 1, meta)
             samples = len(next(iter(batch.values())))
             title = f"{type(state.model).__name__}, {type(state.task).__name__}, a micro-batch of {samples} samples"
-            found: dict[str, str | None] = {"modules": module_svg(graph, title)}
+            drawn: dict[str, str | None] = {"modules": module_svg(graph, title)}
             for name, loss in losses.items() if self.autograd else ():
                 objective = name.removesuffix("loss").strip()
                 file = f"autograd_{objective}" if objective else "autograd"
-                found[file] = autograd_svg(loss, names, f"{title}: gradients of the {name}")
-            return found
+                drawn[file] = autograd_svg(loss, names, f"{title}: gradients of the {name}")
+            return drawn
 
-        for name, text in (with_first_batch(state, run, "callback=graph", look) or {}).items():
+        for name, text in (with_first_batch(state, run, "callback=graph", pictures) or {}).items():
             if text is None:
                 run.logger.warn(f"callback=graph: no picture {name}, because the loss has no gradient")
                 continue

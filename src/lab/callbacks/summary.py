@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lab.callbacks.base import Callback
-from lab.callbacks.first_batch import call, with_first_batch
+from lab.callbacks.first_batch import losses_of_objectives, with_first_batch
 from samebits.files import replace_text
 from samebits.profiling import summarize, summary_table
 from samebits.schema import Count
@@ -26,12 +26,12 @@ class Summary(Callback):
         """Make the table. Raise ConfigError if the model is sharded."""
         run, samples = self.run, 0
 
-        def look(whole: Any, batch: Any, meta: bool) -> Any:
+        def summary(loss_module: Any, batch: Any, meta: bool) -> Any:
             nonlocal samples
             samples = len(next(iter(batch.values())))
-            return summarize(whole, batch, call, meta)
+            return summarize(loss_module, batch, losses_of_objectives, meta)
 
-        rows = with_first_batch(state, run, "callback=summary", look)
+        rows = with_first_batch(state, run, "callback=summary", summary)
         if rows is None:
             return
         listed = [r for r in rows if r.name.startswith("model") or (r.parameters and r.name.startswith("task"))]
