@@ -57,9 +57,10 @@ class BYOL(Task):
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses | Tensor, Any]:
         """Return the distances between predictions and the teacher's representations, (B,), from 0 to 8."""
         views = [self.view(batch, 0), self.view(batch, 1)]
-        seen = [model(view) for view in views]
-        guessed = [self.predictor(self.projector(one)) for one in seen]
+        representations = [model(view) for view in views]
+        predictions = [self.predictor(self.projector(representation)) for representation in representations]
         with torch.no_grad():
-            taught = [self.teacher(view) for view in views]
-        distances = [2 - 2 * F.cosine_similarity(g.float(), t.float()) for g, t in zip(guessed, reversed(taught))]
-        return distances[0] + distances[1], seen[0]
+            targets = [self.teacher(view) for view in views]
+        pairs = zip(predictions, reversed(targets))  # predict the teacher's representation of the other view
+        distances = [2 - 2 * F.cosine_similarity(prediction.float(), target.float()) for prediction, target in pairs]
+        return distances[0] + distances[1], representations[0]

@@ -34,8 +34,8 @@ class CLIP(InfoNCE):
 
     def pairs(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Any]:
         """Return the embeddings of images and texts."""
-        one, two = model(batch[self.image]), self.encoded(batch)
-        return one, two, (unit(one), unit(two))
+        images, texts = model(batch[self.image]), self.encoded(batch)
+        return images, texts, (unit(images), unit(texts))
 
     def encoded(self, batch: Batch) -> Tensor:
         """Return the text encoder's output, (B, E). Raise ConfigError if there are no token ids."""

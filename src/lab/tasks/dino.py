@@ -76,18 +76,18 @@ class DINO(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         """Return the mean cross-entropy over pairs of views, and the teacher's entropy."""
-        views = [one(batch, k) for one in (self.whole, self.local) for k in range(len(one.fields))]
-        seen = [model(view) for view in views]
-        guessed = [(self.head(one) / self.temperature).log_softmax(1) for one in seen]
+        views = [make(batch, k) for make in (self.whole, self.local) for k in range(len(make.fields))]
+        representations = [model(view) for view in views]
+        predictions = [(self.head(x) / self.temperature).log_softmax(1) for x in representations]
         with torch.no_grad():
             logits = [self.teacher(view) for view in views[:2]]
-            taught = [((one - self.center) / self.teacher_temperature).softmax(1) for one in logits]
+            targets = [((x - self.center) / self.teacher_temperature).softmax(1) for x in logits]
             if self.training:
                 real = (batch["sample_id"] >= 0).to(logits[0].dtype)[:, None]  # padding does not move the center
                 self.seen.add_(torch.cat([(real * (logits[0] + logits[1])).sum(0), 2 * real.sum(0)]))
-        pairs = [-(t * s).sum(1) for i, t in enumerate(taught) for j, s in enumerate(guessed) if i != j]
-        entropy = torch.stack([-torch.xlogy(t, t).sum(1) for t in taught]).mean(0)
-        return {"loss": torch.stack(pairs).mean(0), "entropy": entropy}, seen[0]
+        pairs = [-(t * p).sum(1) for i, t in enumerate(targets) for j, p in enumerate(predictions) if i != j]
+        entropy = torch.stack([-torch.xlogy(t, t).sum(1) for t in targets]).mean(0)
+        return {"loss": torch.stack(pairs).mean(0), "entropy": entropy}, representations[0]
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """Return the representation of batch["x"], (B, D)."""

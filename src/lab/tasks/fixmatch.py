@@ -41,9 +41,9 @@ class FixMatch(Task):
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         """Count the labeled and the unlabeled samples of the global batch, then run a step."""
-        held = list(batches)
-        counts = self.run.mean(self.counts(held))
-        return optimizer_step("", [batch | {COUNTS: counts.expand(len(batch["x"]), 2)} for batch in held])
+        micro_batches = list(batches)
+        counts = self.run.mean(self.counts(micro_batches))
+        return optimizer_step("", [batch | {COUNTS: counts.expand(len(batch["x"]), 2)} for batch in micro_batches])
 
     def counts(self, batches: Sequence[Batch]) -> Tensor:
         """Return the numbers of labeled and of unlabeled samples, (2,). Raise ConfigError if a field is missing."""
@@ -51,8 +51,8 @@ class FixMatch(Task):
             self.check_fields(batch)
         of = torch.cat([batch["set"] for batch in batches])
         real = torch.cat([batch.get("is_real", torch.ones_like(batch["set"])) for batch in batches])
-        known = of == self.labelled
-        return torch.stack([(known * real).sum(), (~known * real).sum()]).float()
+        labeled = of == self.labelled
+        return torch.stack([(labeled * real).sum(), (~labeled * real).sum()]).float()
 
     def check_fields(self, batch: Batch) -> None:
         """Raise ConfigError if the batch lacks a field."""
@@ -71,22 +71,22 @@ class FixMatch(Task):
             loss = F.cross_entropy(output.float(), labels, reduction="none")
             sure = (output.float().softmax(1).amax(1) >= self.threshold).float()
             return {"loss": loss, "supervised": loss, "guessed": torch.zeros_like(loss), "sure": sure}, output
-        known = batch["set"] == self.labelled
+        labeled = batch["set"] == self.labelled
         shape = (-1, *[1] * (batch["x"].ndim - 1))
         # labeled samples have no strong view: use the weak one again, to give BatchNorm real samples
-        strong = torch.where(known.view(shape), batch["x"], batch["strong"])
+        strong = torch.where(labeled.view(shape), batch["x"], batch["strong"])
         output, of_strong = model(torch.cat([batch["x"], strong])).chunk(2)
         certainty, guess = output.detach().float().softmax(1).max(1)
         sure = (certainty >= self.threshold).float()
-        told = F.cross_entropy(output.float(), torch.where(known, labels, guess), reduction="none")
-        taught = F.cross_entropy(of_strong.float(), guess, reduction="none")
+        label_loss = F.cross_entropy(output.float(), torch.where(labeled, labels, guess), reduction="none")
+        pseudo_loss = F.cross_entropy(of_strong.float(), guess, reduction="none")
         # the loop divides by the number of all samples: these factors turn that into the mean over (un)labeled samples
         counts = batch[COUNTS] if COUNTS in batch else self.counts([batch])[None]
         factors = counts.sum(1, keepdim=True) / counts.clamp(min=1e-6)  # a step may have no sample of a kind
-        with_label, without = known * factors[:, 0], ~known * factors[:, 1]
-        supervised, guessed = with_label * told, without * sure * taught
+        of_labeled, of_unlabeled = labeled * factors[:, 0], ~labeled * factors[:, 1]
+        supervised, guessed = of_labeled * label_loss, of_unlabeled * sure * pseudo_loss
         loss = supervised + self.factor * guessed
-        return {"loss": loss, "supervised": supervised, "guessed": guessed, "sure": without * sure}, output
+        return {"loss": loss, "supervised": supervised, "guessed": guessed, "sure": of_unlabeled * sure}, output
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
         """Return the logits, (B, C)."""

@@ -49,34 +49,35 @@ class WGAN(Task):
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         """Update the critic, and the generator in every critic_steps-th step."""
-        held = list(batches)
-        values = optimizer_step("critic", held)
-        return values | optimizer_step("generator", held) if (step + 1) % self.critic_steps == 0 else values
+        micro_batches = list(batches)
+        values = optimizer_step("critic", micro_batches)
+        return values | optimizer_step("generator", micro_batches) if (step + 1) % self.critic_steps == 0 else values
 
     def critic_losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         """Return the critic's loss with its parts: real, fake and penalty, (B,) each."""
         with torch.no_grad():
-            made = self.generate(model, batch, "critic")
-        real, fake, penalty = self.scores(batch["x"]), self.scores(made), self.penalties(batch, made)
-        return {"loss": fake - real + self.penalty * penalty, "real": real, "fake": fake, "penalty": penalty}, made
+            generated = self.generate(model, batch, "critic")
+        real, fake, penalty = self.scores(batch["x"]), self.scores(generated), self.penalties(batch, generated)
+        return {"loss": fake - real + self.penalty * penalty, "real": real, "fake": fake, "penalty": penalty}, generated
 
-    def penalties(self, batch: Batch, made: Tensor) -> Tensor:
+    def penalties(self, batch: Batch, generated: Tensor) -> Tensor:
         """Return the gradient penalty (B,): (norm of the gradient - 1) ** 2 between real and generated samples."""
-        share = self.draws["between"].uniform(batch["sample_id"], 1)
-        between = torch.lerp(batch["x"].flatten(1), made.flatten(1).to(batch["x"].dtype), share).requires_grad_()
-        (slope,) = torch.autograd.grad(self.scores(between.view_as(made)).sum(), between, create_graph=True)
-        return (slope.norm(dim=1) - 1).square()
+        weight = self.draws["between"].uniform(batch["sample_id"], 1)
+        real, fake = batch["x"].flatten(1), generated.flatten(1)
+        mixed = torch.lerp(real, fake.to(real.dtype), weight).requires_grad_()
+        (gradient,) = torch.autograd.grad(self.scores(mixed.view_as(generated)).sum(), mixed, create_graph=True)
+        return (gradient.norm(dim=1) - 1).square()
 
     def generator_losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         """Return the generator's loss: the negative score of its samples, (B,)."""
-        made = self.generate(model, batch, "generator")
-        return {"loss": -self.scores(made)}, made
+        generated = self.generate(model, batch, "generator")
+        return {"loss": -self.scores(generated)}, generated
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         """Return the losses and the output of an evaluation; training uses critic_losses and generator_losses."""
-        made = self.predict(model, batch)
-        real, fake = self.scores(batch["x"]), self.scores(made)
-        return {"loss": real - fake, "real": real, "fake": fake}, made
+        generated = self.predict(model, batch)
+        real, fake = self.scores(batch["x"]), self.scores(generated)
+        return {"loss": real - fake, "real": real, "fake": fake}, generated
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return a generated sample for each sample id, of the shape of batch["x"]."""
@@ -90,13 +91,13 @@ class WGAN(Task):
         """Return generated samples of the shape of batch["x"]. stream: name of the random numbers, a key of
         self.draws."""
         noise = self.draws[stream].normal(batch["sample_id"], math.prod(self.noise_shape))
-        made, shape = model(noise.view(-1, *self.noise_shape)), batch["x"].shape
-        if made.numel() != shape.numel():
+        generated, shape = model(noise.view(-1, *self.noise_shape)), batch["x"].shape
+        if generated.numel() != shape.numel():
             raise ConfigError(
-                f"model: generates samples of shape {tuple(made.shape[1:])}, expected {tuple(shape[1:])}, "
+                f"model: generates samples of shape {tuple(generated.shape[1:])}, expected {tuple(shape[1:])}, "
                 "the shape of batch['x']"
             )
-        return made.reshape(shape)
+        return generated.reshape(shape)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the critic's score of each sample, (B,)."""

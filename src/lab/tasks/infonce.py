@@ -18,7 +18,7 @@ from samebits.errors import ConfigError
 from samebits.schema import Positive
 from samebits.world import gather_rows
 
-KNOWN = "InfoNCE."  # prefix of the batch fields that train_step adds for its second pass over the micro-batches
+COMPUTED = "InfoNCE."  # prefix of the batch fields that train_step adds for its second pass over the micro-batches
 
 
 class InfoNCE(Task):
@@ -47,56 +47,55 @@ class InfoNCE(Task):
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Losses, Any]:
         """Return the loss, "top1" (1 if the partner is found, (B,)) and the temperature."""
         rows, output = self.rows(model, batch)
-        if f"{KNOWN}gradient" not in batch:
-            return self.compared(rows, batch["sample_id"]), output
-        known = {name: batch[KNOWN + name] for name in ("loss", *self.loss_names)}
-        linear = (rows * batch[f"{KNOWN}gradient"]).sum(1)
+        if f"{COMPUTED}gradient" not in batch:
+            return self.losses_of_rows(rows, batch["sample_id"]), output
+        computed = {name: batch[COMPUTED + name] for name in ("loss", *self.loss_names)}
+        linear = (rows * batch[f"{COMPUTED}gradient"]).sum(1)
         # the value of the loss, with the gradient that train_step has computed
-        return known | {"loss": known["loss"] + (linear - linear.detach())}, output
+        return computed | {"loss": computed["loss"] + (linear - linear.detach())}, output
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         """Compute the gradients of all embeddings of the step first, if it has several micro-batches."""
-        held = list(batches)
-        if len(held) == 1:
-            return optimizer_step("", held)
-        outputs = optimizer_step.outputs(lambda batch: self.rows(optimizer_step.model, batch)[0], held)
-        rows, ids = torch.cat(outputs).requires_grad_(), torch.cat([batch["sample_id"] for batch in held])
+        micro_batches = list(batches)
+        if len(micro_batches) == 1:
+            return optimizer_step("", micro_batches)
+        outputs = optimizer_step.outputs(lambda batch: self.rows(optimizer_step.model, batch)[0], micro_batches)
+        rows, ids = torch.cat(outputs).requires_grad_(), torch.cat([batch["sample_id"] for batch in micro_batches])
         with torch.enable_grad():
-            losses = self.compared(rows, ids)
+            losses = self.losses_of_rows(rows, ids)
             (gradient,) = torch.autograd.grad((losses["loss"] * (ids >= 0)).sum(), rows)
         sizes = [len(output) for output in outputs]
-        known = {KNOWN + name: value.detach().split(sizes) for name, value in (losses | {"gradient": gradient}).items()}
-        return optimizer_step(
-            "", [batch | {name: parts[k] for name, parts in known.items()} for k, batch in enumerate(held)]
-        )
+        values = {name: value.detach().split(sizes) for name, value in (losses | {"gradient": gradient}).items()}
+        added = [{COMPUTED + name: parts[k] for name, parts in values.items()} for k in range(len(sizes))]
+        return optimizer_step("", [batch | fields for batch, fields in zip(micro_batches, added)])
 
     def rows(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Return both embeddings with length 1 and the logarithm of the scale in one tensor, (B, 2 * E + 1), and the
         output. The scale is in each row, so that the gradient of the rows contains its gradient too."""
-        one, two, output = self.pairs(model, batch)
-        if one.shape != two.shape:
+        first, second, output = self.pairs(model, batch)
+        if first.shape != second.shape:
             raise ConfigError(
-                f"task: {type(self).__name__} cannot compare embeddings of shapes {tuple(one.shape)} and "
-                f"{tuple(two.shape)}: both encoders need the same num_outputs"
+                f"task: {type(self).__name__} cannot compare embeddings of shapes {tuple(first.shape)} and "
+                f"{tuple(second.shape)}: both encoders need the same num_outputs"
             )
-        unit = [F.normalize(each.float(), dim=1) for each in (one, two)]
-        return torch.cat([*unit, self.log_scale.expand(len(one), 1)], 1), output
+        unit = [F.normalize(embeddings.float(), dim=1) for embeddings in (first, second)]
+        return torch.cat([*unit, self.log_scale.expand(len(first), 1)], 1), output
 
-    def compared(self, rows: Tensor, sample_ids: Tensor) -> dict[str, Tensor]:
+    def losses_of_rows(self, rows: Tensor, sample_ids: Tensor) -> dict[str, Tensor]:
         """Return the losses of this rank's rows, (B,) each."""
         counts = (sample_ids >= 0).float()[:, None]  # padding is not a negative
         size = rows.shape[1] // 2
-        gathered, first = self.gathered(torch.cat([rows[:, : 2 * size], counts], 1))
-        one, two, counts = gathered.split([size, size, 1], 1)
-        local, scale = rows[:, : 2 * size].split(size, 1), rows[:, 2 * size :].exp()
-        target = first + torch.arange(len(rows), device=rows.device)
+        gathered, begin = self.gathered(torch.cat([rows[:, : 2 * size], counts], 1))
+        all_first, all_second, counts = gathered.split([size, size, 1], 1)
+        (first, second), scale = rows[:, : 2 * size].split(size, 1), rows[:, 2 * size :].exp()
+        target = begin + torch.arange(len(rows), device=rows.device)
         # a padding row keeps its own partner, so that its loss is finite: 0 * inf in the mean would be NaN
         absent = (counts.T == 0).expand(len(rows), -1).scatter(1, target[:, None], False)
         with torch.autocast(rows.device.type, enabled=False):  # values up to 100 would have two digits in bf16
-            pairs = [(local[0], two), (local[1], one)]
-            logits = [(scale * mine @ others.T).masked_fill(absent, -torch.inf) for mine, others in pairs]
-            losses = torch.stack([F.cross_entropy(each, target, reduction="none") for each in logits]).mean(0)
-        hits = torch.stack([each.argmax(1) == target for each in logits]).float().mean(0)
+            pairs = [(first, all_second), (second, all_first)]
+            logits = [(scale * own @ others.T).masked_fill(absent, -torch.inf) for own, others in pairs]
+            losses = torch.stack([F.cross_entropy(x, target, reduction="none") for x in logits]).mean(0)
+        hits = torch.stack([x.argmax(1) == target for x in logits]).float().mean(0)
         return {"loss": losses, "top1": hits, "temperature": (1 / scale[:, 0]).detach()}
 
     def on_step_end(self, model: nn.Module) -> None:

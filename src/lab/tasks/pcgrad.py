@@ -35,7 +35,7 @@ class PCGrad(Task):
         for criterion in criteria.values():
             check_criterion(criterion)
         self.criteria, self.metrics, self.loss_names = criteria, metrics, tuple(criteria)
-        self.modules_of = nn.ModuleDict({name: one for name, one in criteria.items() if isinstance(one, nn.Module)})
+        self.modules_of = nn.ModuleDict({name: each for name, each in criteria.items() if isinstance(each, nn.Module)})
 
     @classmethod
     def loss_names_for(cls, arguments: Mapping[str, Any]) -> Sequence[str]:
@@ -46,7 +46,8 @@ class PCGrad(Task):
         """Return the sum of the criteria as the loss, and each criterion, (B,)."""
         output = self.predict(model, batch)
         terms = {
-            name: call_with_hints(one, f"task.criteria.{name}", output, batch) for name, one in self.criteria.items()
+            name: call_with_hints(criterion, f"task.criteria.{name}", output, batch)
+            for name, criterion in self.criteria.items()
         }
         return {"loss": torch.stack([*terms.values()]).sum(0), **terms}, output
 
@@ -56,15 +57,15 @@ class PCGrad(Task):
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         """Compute the gradients of each criterion, and update with the sum of the projected ones."""
-        held, trained = list(batches), optimizer_step.parameters("")
+        micro_batches, trained = list(batches), optimizer_step.parameters("")
         values: dict[str, Tensor] = {}
         gradients = []
         for name in self.loss_names:
-            values = optimizer_step.gradients("", held, name)
+            values = optimizer_step.gradients("", micro_batches, name)
             gradients.append([torch.zeros_like(p) if p.grad is None else p.grad for p in trained])
         with torch.no_grad():
-            whole, conflicts = without_conflicts(gradients, step)
-            for p, gradient in zip(trained, whole):
+            combined, conflicts = without_conflicts(gradients, step)
+            for p, gradient in zip(trained, combined):
                 p.grad = gradient
         optimizer_step.update("")
         return values | {"conflicts": conflicts}
@@ -75,7 +76,7 @@ def without_conflicts(gradients: Sequence[list[Tensor]], step: int) -> tuple[lis
     gradients of all parameters. step: seed of the random order."""
     count, order = len(gradients), random.Random(step)  # equal on all ranks, and in a resumed run
     squares = [global_dot(gradient, gradient).clamp_min(1e-30) for gradient in gradients]
-    whole = [torch.zeros_like(part) for part in gradients[0]]
+    total = [torch.zeros_like(part) for part in gradients[0]]
     conflicts = squares[0].new_zeros(())
     for i, gradient in enumerate(gradients):
         projected = [part.clone() for part in gradient]
@@ -84,8 +85,8 @@ def without_conflicts(gradients: Sequence[list[Tensor]], step: int) -> tuple[lis
                 conflicts += global_dot(gradient, gradients[j]) < 0
                 against = global_dot(projected, gradients[j]).clamp_max(0) / squares[j]
                 torch._foreach_sub_(local_parts(projected), torch._foreach_mul(local_parts(gradients[j]), against))
-        torch._foreach_add_(local_parts(whole), local_parts(projected))
-    return whole, conflicts / (count * (count - 1))
+        torch._foreach_add_(local_parts(total), local_parts(projected))
+    return total, conflicts / (count * (count - 1))
 
 
 class Grouped(nn.Module):

@@ -27,16 +27,16 @@ class SAM(Supervised):
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         """Compute the gradient at w, then at the shifted weights; update w with the second one."""
-        held = list(batches)
-        here = optimizer_step.gradients("", held)
+        micro_batches = list(batches)
+        at_weights = optimizer_step.gradients("", micro_batches)
         with torch.no_grad():
             moved = [p for p in optimizer_step.parameters("") if p.grad is not None]
             gradients, weights = [p.grad for p in moved if p.grad is not None], local_parts(moved)
             before = torch._foreach_mul(weights, 1.0)  # copied back, because a subtraction would round
             scale = self.rho / (global_norm(gradients) + 1e-12)
             torch._foreach_add_(weights, torch._foreach_mul(local_parts(gradients), scale))
-        there = optimizer_step.gradients("", held)
+        at_shifted = optimizer_step.gradients("", micro_batches)
         with torch.no_grad():
             torch._foreach_copy_(weights, before)
         optimizer_step.update("")
-        return here | {"sharpness": there["loss"] - here["loss"]}
+        return at_weights | {"sharpness": at_shifted["loss"] - at_weights["loss"]}
