@@ -549,7 +549,7 @@ NAMES: list[tuple[Any, ...]] = [
     ("src/lab/optimizers/by_shape.py", "kind == is_matrix(name, p, patterns)", "kind != is_matrix(name, p, patterns)",
      "tests/lab/test_muon.py::test_which_are_muons"),
     # ---- a run
-    ("src/lab/run.py", "seed_rank(process.config, world.rank)", "seed_rank(process.config, world.size)",
+    ("src/lab/run.py", "seed_rank(process.config, process.world.rank)", "seed_rank(process.config, process.world.size)",
      "tests/lab/test_exactness.py::test_checkpoints_hold_bare_names_and_load_safely"),
     ("src/lab/run.py", 'load_weights(state.ema, eval_state_dict(payload), "the checkpoint")',
      'load_weights(state.ema, payload["model"], "the checkpoint")',

@@ -1,4 +1,5 @@
-"""What each rank runs: build or resume, fit, score. samebits.process calls `train` and records how it ended."""
+"""Train on one rank: build the objects, load the checkpoint of a resume, fit, score. samebits.process calls `train` and
+records how it ended."""
 
 from __future__ import annotations
 
@@ -66,7 +67,12 @@ def train(process: RankProcess) -> dict[str, Any]:
         with name_float_cast_in_errors(process, data):
             state, loss_modules, run = build(process, experiment, data)
         is_new = payload is None
-        load_and_announce(process, data, state, run)
+        seed_rank(process.config, process.world.rank)
+        if payload is not None:
+            load_payload(state, payload, process.config, run)
+            payload.clear()  # frees its memory: `process` keeps the dict to the end
+        start_callbacks(state, run)
+        log_start(process, data, state, run)
         with mistakes_before_training(state, is_new), name_float_cast_in_errors(process, data):
             if is_new and run.every.eval and run.total_steps:
                 with explained(run.hardware, lambda: "evaluating, before the first step"):
@@ -91,8 +97,7 @@ def name_float_cast_in_errors(process: RankProcess, data: Data) -> Iterator[None
 
 
 def make_experiment(process: RankProcess) -> Experiment:
-    """Build the data sets. A stream starts at the read position in the checkpoint. Raise ConfigError if early stopping
-    or the schedule needs a validation split and there is none."""
+    """Build the data sets and compute their statistics. A stream starts at the read position in the checkpoint."""
     config, world, logger, payload = process.config, process.world, process.logger, process.payload
     trainer = config.trainer
     with world.file_of_host() as shared:
@@ -104,11 +109,7 @@ def make_experiment(process: RankProcess) -> Experiment:
     if world.is_main and (names := getattr(sets["train"], "class_names", None)):
         write_class_names(process.directory, names)
     if not any(split.startswith("val") for split in sets):
-        keys = ["trainer.early_stop_patience"] if trainer.early_stop_patience is not None else []
-        for key, target in ((f"{n.key}.schedule", n.options.schedule["_target_"]) for n in config.optimizers.values()):
-            keys += [f"{key}._target_={target}"] if follows_scores(locate(PROJECT, target, key)) else []
-        if keys:
-            raise ConfigError(f"{keys[0]}: needs a validation split, but data.splits.val is null")
+        check_needs_no_validation(config)
     if trainer.global_batch_size > len(sets["train"]):
         logger.warn(
             f"trainer.global_batch_size={trainer.global_batch_size} is more than the {len(sets['train']):,} training "
@@ -118,6 +119,16 @@ def make_experiment(process: RankProcess) -> Experiment:
         sets["train"].load_state_dict(payload["source"])
     config = with_statistics(config, sets["train"], world, process.directory, payload is None, logger.say)
     return Experiment(config, process.hardware, world, sets)
+
+
+def check_needs_no_validation(config: Config) -> None:
+    """Raise ConfigError if early stopping or a schedule follows the scores of a validation split."""
+    keys = ["trainer.early_stop_patience"] if config.trainer.early_stop_patience is not None else []
+    for node in config.optimizers.values():
+        key, target = f"{node.key}.schedule", node.options.schedule["_target_"]
+        keys += [f"{key}._target_={target}"] if follows_scores(locate(PROJECT, target, key)) else []
+    if keys:
+        raise ConfigError(f"{keys[0]}: needs a validation split, but data.splits.val is null")
 
 
 def build(
@@ -160,7 +171,7 @@ def build(
     intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
     steps = [parse_interval(interval, epochs.steps) for interval in intervals]
     # runs that began with version 0.2 rounded intervals to whole steps
-    every = Every(*(one and round(one) if state.rules < 2 else one for one in steps))
+    every = Every(*(interval and round(interval) if state.rules < 2 else interval for interval in steps))
     run = RunContext(
         world, trainer, config.monitor, hardware, every, logger, process.checkpoints, callbacks, process.stop,
         process.watchdog, buffer_checks, samples_per_epoch=samples_per_epoch, total_steps=total_steps,
@@ -184,27 +195,26 @@ def steps_of_run(trainer: TrainerConfig, samples_per_epoch: int, step: int, samp
     return total_steps
 
 
-def load_and_announce(process: RankProcess, data: Data, state: TrainState, run: RunContext) -> None:
-    """Seed each rank's own random numbers, load the checkpoint if there is one, and log the first lines."""
-    world, logger, payload = process.world, process.logger, process.payload
-    seed_rank(process.config, world.rank)
-    if payload:
-        load_payload(state, payload, process.config, run)
-        payload.clear()  # frees its memory: `process` keeps the dict to the end
-        run.replica_checks.step = state.step
-    for line in unreached_points(state.schedule):
-        logger.warn(line)
+def start_callbacks(state: TrainState, run: RunContext) -> None:
+    """Set `run` of the callbacks and call their on_start."""
     for callback in run.callbacks:
         object.__setattr__(callback, "run", run)  # works for frozen dataclasses too
     run.notify("on_start", state)
+
+
+def log_start(process: RankProcess, data: Data, state: TrainState, run: RunContext) -> None:
+    """Log the first lines of a run: warnings about the config and the data, then what is trained."""
+    logger = process.logger
+    for line in unreached_points(state.schedule):
+        logger.warn(line)
     if getattr(data.train.plan, "padded", False) and (norm := batch_norm(state.model)):
         logger.warn(
             "data.order.drop_last=false: an epoch's last batch is padded with rows that the loss ignores, but the "
             f"statistics of {norm} include them - drop_last=true does not pad batches"
         )
     changes = [*describe_transforms(process.config, data.sets["train"]), *unlike_splits(data.sets)]
-    if state.rules >= 2 and (still := modules_in_eval_mode(state.model)):
-        names = ", ".join(name or "all of it" for name in still[:4]) + ", ..." * (len(still) > 4)
+    if state.rules >= 2 and (in_eval_mode := modules_in_eval_mode(state.model)):
+        names = ", ".join(name or "all of it" for name in in_eval_mode[:4]) + ", ..." * (len(in_eval_mode) > 4)
         changes.append(f"modules that the model keeps in evaluation mode: {names}")
     log_header(process, run, state.model, data.sets, *header_values(process.config, state.optimizer), changes)
 
@@ -218,7 +228,7 @@ def header_values(config: Config, objectives: Iterable[str]) -> tuple[list[Any],
     bits = {name: getattr(config.quantization, name) for name in ("weight_bits", "activation_bits")}
     limits |= {"sparsity": config.pruning.sparsity, **bits}
     values: list[Any] = [f"{key}={value}" for key, value in limits.items() if value is not None]
-    if not {*objectives} <= config.optimizers.keys() - {""}:
+    if not {*objectives} <= config.optimizers.keys() - {""}:  # an objective uses `optim` itself
         values = [config.optimizer, config.optim.schedule, *values]
     for name, node in config.optimizers.items():
         if name:
@@ -275,7 +285,7 @@ def end_callbacks(callbacks: Iterable[Any], state: Any, scores: dict[str, float]
 
 def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run: RunContext) -> None:
     """Load the checkpoint's payload into `state`. Raise ConfigError if it does not fit the config."""
-    kind = " and ".join(dict.fromkeys(type(one).__name__ for one in state.optimizer.values()))
+    kind = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in state.optimizer.values()))
     check_optimizer(payload["optimizer"]["param_groups"], state.optimizer, kind)
     # checkpoints of older versions lack the names
     check_trained(payload.get("parameter_names", state.parameter_names), state.parameter_names)
@@ -283,8 +293,8 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
     payload = reshard_like(payload, state.model, state.optimizer)
     # optimizer arguments in the config replace those in the checkpoint, except `lr`: the schedule sets it before each
     # step, and a finished run that is resumed takes no step, so it must save the rate that it has loaded
-    nodes = [node.optimizer for node in config.optimizers.values()]
-    options = {key.rpartition(".")[2] for one in nodes for key in leaves(one, "optim")} - {"lr"} | {"fused"}
+    keys = [key for node in config.optimizers.values() for key in leaves(node.optimizer, "optim")]
+    options = {key.rpartition(".")[2] for key in keys} - {"lr"} | {"fused"}
     load_weights(state.model, payload["model"], "the checkpoint")
     if state.ema is not None:
         load_weights(state.ema, eval_state_dict(payload), "the checkpoint")
@@ -298,8 +308,8 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
             f"the checkpoint does not fit this run: {error_line(error)} "
             "(see docs/troubleshooting.md#checkpoint-does-not-fit)"
         ) from error
-    schedule, step = state.schedule, state.step
-    if line := schedule_change(schedule, payload["schedule"], step):
+    step = run.replica_checks.step = state.step
+    if line := schedule_change(state.schedule, payload["schedule"], step):
         run.logger.warn(line)
     if skipped := step - payload["schedule"].get("updates", step):  # older versions did not count skipped steps
         run.logger.warn(
@@ -311,7 +321,7 @@ def load_payload(state: TrainState, payload: dict[str, Any], config: Config, run
         before, after = " ".join(state.monitor), " ".join(monitor)
         run.logger.warn(f"monitor: changed from {before} to {after}, so the best score is reset")
         state.monitor, state.best, state.best_score, state.evals_without_improvement = monitor, [], None, 0
-        for factor in schedule.factors.values():
+        for factor in state.schedule.factors.values():
             if isinstance(factor, Plateau):
                 factor.best, factor.stale = None, 0
     state.best = [entry for entry in state.best if run.checkpoints.best_path(entry).exists()]
