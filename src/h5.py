@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from h5rows.integration import proposal, run
+from lab.datasets.tokens_command import tokens_command
 from lab.h5_errors import H5_COMMAND
 from lab.project import command_for
 from samebits.errors import plain_output
@@ -25,33 +26,18 @@ VARYING = (
     "(T, F): docs/video_audio.md"
 )
 
-# options that train on token ids: one long text, texts of different lengths
-LANGUAGE: dict[str, list[str]] = {
-    "stream": ["data=tokens", "model=gpt", "task=next_token"],
-    "texts": ["experiment=sequences"],
-}
-
 
 def train_command(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
     """Return the command that trains on a packed file, as a line to print.
 
     out: the file. paths: its data sets, such as train/x. sequences: names of fields with token ids of varying
     length."""
-    groups = {path.rpartition("/")[0] for path in paths}
-    names = list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
-    if names == ["tokens"] and "stream" in LANGUAGE:
-        return "train on it: " + shlex.join(["./run", "train", *LANGUAGE["stream"], f"data.path={out}"])
-    if len(names) == 1 and names == sequences and "texts" in LANGUAGE:
-        command = ["./run", "train", *LANGUAGE["texts"], f"data.path={out}", f"data.fields.tokens={names[0]}"]
-        if groups == {""}:
-            command += ["data.split_ratio=80/10/10"]
-        else:
-            command += [f"data.splits.{split}=null" for split in ("val", "test") if split not in groups]
-        return f"train on it: {shlex.join(command)}"
-    return (
-        "\n".join(proposal(str(out)))
-        or f"to see how to train on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}"
+    commands = (
+        tokens_command(out, paths, sequences),  # lab.datasets.tokens_command
+        "\n".join(proposal(str(out))),
+        f"to see how to train on it: {shlex.join(['./run', 'h5', 'inspect', str(out)])}",
     )
+    return next(filter(None, commands))
 
 
 def main() -> int:

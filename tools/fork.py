@@ -33,7 +33,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import libraries
-from parts import NEEDS, PARTS, TEMPLATE_ONLY, Part
+from parts import NEEDS, PARTS, TEMPLATE_ONLY, Part, with_needed
 from schema_prune import prune_schema
 from wheels import Mistake, git_environment
 
@@ -158,10 +158,11 @@ def left_out(without: list[str], only: list[str] | None, names: list[str]) -> li
             hint = f" - did you mean {near[0]}?" if near else ""
             raise Mistake(f"{option} {name}: no such part{hint} (there are: {', '.join(PARTS)})")
     if only is not None:
-        kept = {*asked, *(needed for name in asked for needed in NEEDS.get(name, ()))}
+        kept = with_needed(asked)
         asked = [name for name in PARTS if name not in kept]
     for gone in asked:
-        users = [name for name in NEEDS if gone in NEEDS[name] and name not in asked and PARTS[name].files(names)]
+        needing = [name for name in PARTS if gone in NEEDS.get(name, ())]
+        users = [name for name in needing if name not in asked and PARTS[name].files(names)]
         if users:
             need = f"{' '.join(users)} need{'s' * (len(users) == 1)} it"
             raise Mistake(f"--without {gone}: {need} - leave out {' '.join(users)} too, or keep {gone}")
@@ -290,7 +291,9 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
     comments of conf/. Pages other than the README may name packages/ and checks/, which the template has."""
     gone = list(deleted)
     outside = [name for name in gone if not name.startswith(("packages/", "checks/"))]
-    rows = "|".join(re.escape(name) for part in parts for name in part.names)
+    # `name` and `name.Class`; only `name` if another file has it too
+    named = [name for part in parts for name in part.names]
+    rows = "|".join(re.escape(Path(name).name) if "/" in name else rf"{re.escape(name)}(?:\.\w+)?" for name in named)
     for page in [
         *(tree / "docs").glob("*.md"),
         *tree.glob("*.md"),
@@ -304,7 +307,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
             continue
         text = page.read_text(encoding="utf-8")
         if rows and page.suffix == ".md":
-            text = re.sub(rf"^\| (?:(?:, )?`(?:{rows})(?:\.\w+)?`)+ \|.*\n", "", text, flags=re.MULTILINE)
+            text = re.sub(rf"^\| (?:(?:, )?`(?:{rows})`)+ \|.*\n", "", text, flags=re.MULTILINE)
         if told := naming(tree, gone if page.name == "README.md" else outside):
             if page.suffix in (".py", ".toml"):
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
@@ -319,16 +322,19 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
 
 
 def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
-    """Return a pattern of the words by which a page names these files: name, module, folder, group=option."""
+    """Return a pattern of the words by which a page names these files: name, module, folder, group=option,
+    group=[option,...]."""
     names = set(deleted) | {name.removeprefix("src/") for name in deleted}
     names |= {Path(name).name for name in deleted if name.startswith("docs/")}
     names |= {name[4:-3].replace("/", ".") for name in deleted if name.startswith("src/") and name.endswith(".py")}
     text = "\n".join(deleted)
-    names |= {f"{group}={option}" for group, option in re.findall(r"^conf/(.+)/(\w+)\.yaml$", text, re.MULTILINE)}
+    options = re.findall(r"^conf/(.+)/(\w+)\.yaml$", text, re.MULTILINE)
+    names |= {f"{group}={option}" for group, option in options}
+    lists = [rf"{re.escape(group)}=\[(?:[^\]]*,)?{option}(?:,[^\]]*)?\]" for group, option in options]
     folders = {parent for name in deleted for parent in Path(name).parents if not (tree / parent).exists()}
     names |= {f"{folder}/" for folder in folders}
     names |= {".".join(folder.parts[1:]) for folder in folders if folder.parts[0] == "conf"}
-    return re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, names))})(?![\w=])") if names else None
+    return re.compile(rf"(?<![\w./-])({'|'.join([*map(re.escape, names), *lists])})(?![\w=])") if names else None
 
 
 def without_sections(text: str, told: re.Pattern[str]) -> str:
@@ -415,8 +421,9 @@ def tidy(tree: Path) -> None:
     """Sort imports and format, because the package's name has another length and place. Leave packages/ as it is."""
     names = [path.relative_to(tree).as_posix() for path in tree.rglob("*.py")]
     files = [name for name in names if not name.startswith(ENGINE)]
-    for command in (["check", "--fix", "--exit-zero"], ["format"]):
-        done = subprocess.run([*ruff(), *command, "--quiet", "--no-cache", *files], cwd=tree, check=False)
+    # before the formatting some lines are too long, which is nothing to report
+    for command in (["check", "--fix", "--exit-zero", "--silent"], ["format", "--quiet"]):
+        done = subprocess.run([*ruff(), *command, "--no-cache", *files], cwd=tree, check=False)
         if done.returncode:
             raise Mistake(f"ruff {command[0]} failed, see above")
 

@@ -97,16 +97,26 @@ PARTS = {
     ),
     **_parts(
         "extra",
+        augmentation=(
+            "random colors, TrivialAugment, mixup, and random views of a sample",
+            "augment", "augment_order", "color", "mixup", "trivial_augment", "views",
+        ),
+        figures=(
+            "learning curves and confusion matrices as pictures",
+            "curves", "callback/confusion", "callbacks/confusion",
+        ),
+        boxes=("the average precision of detected boxes", "box_precision"),
         language=(
             "language models: GPT, windows and sequences of tokens, generation and its scores",
-            "gpt", "tokens", "sequences", "next_token", "token_buckets", "generation",
+            "gpt", "tokens", "tokens_command", "sequences", "next_token", "token_buckets", "generation",
         ),
         parquet=(
             "Parquet files and Hugging Face data sets, read without packing",
-            "columns", "column_resolvers", "huggingface", "huggingface_stream", "row_groups",
+            "columns", "column_remedy", "column_resolvers", "huggingface", "huggingface_stream", "row_groups",
         ),
         image_folder=("a folder of images, decoded when they are read",),
         mixed=("several data sets in one batch, with weights", "mixture", "parts"),
+        optimizer_base=("the base class of optimizers that wrap others, and of those below", "optimizers/base"),
         muon=("Muon, an optimizer for matrices, with another one for the rest", "by_shape"),
         lion=("Lion, an optimizer",),
         soap=("SOAP, an optimizer: AdamW in Shampoo's eigenbasis",),
@@ -118,9 +128,20 @@ PARTS = {
     ),
 }  # fmt: skip
 
-# {part: the parts that it needs}
+# {part: the parts that it uses; `with_needed` adds those that these use}
 NEEDS = {
-    **dict.fromkeys(("contrastive", "dpo", "gpt2", "mae", "shakespeare", "streaming"), ("language",)),
-    "fixmatch": ("mixed",),
+    **dict.fromkeys(("dpo", "gpt2", "mae", "shakespeare", "streaming"), ("language",)),
+    **dict.fromkeys(("byol", "dino"), ("augmentation",)),
+    **dict.fromkeys(("muon", "lion", "soap", "lookahead", "schedule_free"), ("optimizer_base",)),
+    "contrastive": ("augmentation", "language"),
+    "fixmatch": ("augmentation", "mixed"),
     "whitened": ("muon",),
 }
+
+
+def with_needed(names: Iterable[str]) -> set[str]:
+    """Return these parts and all that they need."""
+    found = set(names)
+    while more := {one for name in found for one in NEEDS.get(name, ())} - found:
+        found |= more
+    return found

@@ -524,7 +524,7 @@ NAMES: list[tuple[Any, ...]] = [
     ("src/lab/transforms/sized.py", "scale.clamp(min=1)", "1",
      "tests/lab/test_transforms_sized.py::test_each_part_is_resized_as_torch_does_it"),
     ("src/lab/transforms/color.py", "place = (own + 6 * hue.unsqueeze(1)) % 6",
-     "place = (own - 6 * hue.unsqueeze(1)) % 6", "tests/lab/test_transforms_sized.py::test_colours"),
+     "place = (own - 6 * hue.unsqueeze(1)) % 6", "tests/lab/test_color.py::test_colours"),
     # ---- optimizers and schedules
     ("src/lab/optim.py", 'self.peaks = [group["lr"] * group.get("lr_factor", 1.0)',
      'self.peaks = [self.peak * group.get("lr_factor", 1.0)',

@@ -240,7 +240,7 @@ VALUES = [
     row("data/transforms=[erase] data.transforms.erase.probability=2", "data.transforms.erase.probability: must be <= 1, got 2"),
     row("data/transforms=[normalize] data.transforms.normalize.mean=[0.5] data.transforms.normalize.std=[0.0]", "data.transforms.normalize.std[0]: must be > 0, got 0.0"),
     row("data/transforms=[normalize] data.transforms.normalize.mean=aut", "data.transforms.normalize.mean: expected a list, each item a number or auto, got 'aut'"),
-    row("data=synthetic +data/transforms@data.transforms=missing", "data.transforms.missing.columns: are found for data=h5, parquet and huggingface only - give them, such as [0,3]"),
+    row("data=synthetic +data/transforms@data.transforms=missing", "data.transforms.missing.columns: are found for data=h5 or data=parquet or data=huggingface only - give them, such as [0,3]"),
     row("data=h5 data.path=/tmp/rows.parquet", "data.path=/tmp/rows.parquet: is not HDF5 - use data=parquet data.path=/tmp/rows.parquet 'data.fields={x: COLUMN, y: COLUMN}' (docs/my_data.md)"),
     row("data=mixed +data@data.parts.a=h5 +data.weights.a=1 data.parts.a.path=/tmp/x.csv", "data.parts.a.path=/tmp/x.csv: is not HDF5 - use ./run h5 pack /tmp/x.csv /tmp/x.h5, then data.parts.a.path=/tmp/x.h5 (docs/pack_data.md)"),
     row("data=mixed +data@data.parts.a=h5 +data.weights.a=1 data.parts.a.path=/tmp/x.parquet", "data.parts.a.path=/tmp/x.parquet: is not HDF5 - use +data@data.parts.a=parquet data.parts.a.path=/tmp/x.parquet 'data.parts.a.fields={x: COLUMN, y: COLUMN}' (docs/my_data.md)"),

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import lab.transforms.augment_order  # noqa: F401 - adds its rules
+from lab.datasets.column_remedy import column_remedy
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
 from lab.h5_errors import H5_COMMAND, h5_mistakes, splits_of
 from lab.transforms.order import check_order
@@ -28,9 +28,11 @@ SOURCE_KEYS = {
     "lab.datasets.parquet.Parquet": "files",
     "lab.datasets.huggingface.HuggingFace": "of",
 }
-READERS = [target.split(".")[-2] for target in SOURCE_KEYS]
-OF_ROWS = re.sub(r", (\w+)$", r" and \1", f"data={', '.join(READERS)}")  # in messages: data=h5, parquet and ...
-PACKED = (".npy", ".npz", ".pth", ".csv", ".tsv", ".txt", ".tar", ".tfrecord", ".lmdb", ".zarr", ".n5")  # by ./run h5
+OF_ROWS = " or ".join(f"data={target.split('.')[-2]}" for target in SOURCE_KEYS)  # in messages
+# formats that ./run h5 packs
+PACKED = (
+    ".npy", ".npz", ".pth", ".csv", ".tsv", ".txt", ".parquet", ".tar", ".tfrecord", ".lmdb", ".zarr", ".n5",
+)  # fmt: skip
 WORDS = ("null", "true", "false", "nan", "inf")  # words that Hydra does not parse as text
 FILLED = (
     "data/transforms=[to_float,normalize,missing]",
@@ -132,29 +134,28 @@ def _chain(key: str, node: Any) -> list[tuple[str, Any]]:
 
 
 def _check_is_hdf5(key: str, path: Any) -> None:
-    """Raise ConfigError for a path of data=h5 that is data of another format, with the option that reads it."""
-    from h5py import is_hdf5
-
+    """Raise ConfigError for a path of data=h5 that is data of another format, with the way to read it."""
     path = path[0] if isinstance(path, Sequence) and path and not isinstance(path, str) else path
     if not isinstance(path, str) or "://" in path:
         return
-    place, fields = Path(path), f"{key}.fields={{x: COLUMN, y: COLUMN}}"
-    option = key if key == "data" else f"+data@{key}"
-    is_folder, suffix = place.is_dir(), place.suffix.lower()
-    is_parquet = suffix == ".parquet" or (is_folder and any(place.rglob("*.parquet")))
-    is_arrow = suffix == ".arrow" or any((place / name).is_file() for name in ("state.json", "dataset_dict.json"))
-    if is_parquet and "parquet" in READERS:
-        remedy = f"{shlex.join([f'{option}=parquet', f'{key}.path={path}', fields])} (docs/my_data.md)"
-    elif is_arrow and "huggingface" in READERS:
-        folder = path if is_folder else str(place.parent)
-        remedy = f"{shlex.join([f'{option}=huggingface', f'{key}.path={folder}', fields])} (docs/my_data.md)"
-    elif suffix in (*PACKED, ".parquet") and not (place.is_file() and is_hdf5(path)):
-        made = str(place.with_suffix(".h5"))
-        then = shlex.quote(f"{key}.path={made}")
-        remedy = f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then {then} (docs/pack_data.md)"
-    else:
-        return
-    raise ConfigError(f"{key}.path={path}: is not HDF5 - use {remedy}")
+    remedies = (
+        column_remedy(key, path),  # lab.datasets.column_remedy
+        _pack_remedy(key, path),
+    )
+    if remedy := next(filter(None, remedies), None):
+        raise ConfigError(f"{key}.path={path}: is not HDF5 - use {remedy}")
+
+
+def _pack_remedy(key: str, path: str) -> str:
+    """Return the command that packs a file of another format; "" if the path is none."""
+    from h5py import is_hdf5
+
+    place = Path(path)
+    if place.suffix.lower() not in PACKED or (place.is_file() and is_hdf5(path)):
+        return ""
+    made = str(place.with_suffix(".h5"))
+    then = shlex.quote(f"{key}.path={made}")
+    return f"{shlex.join([*H5_COMMAND, 'pack', path, made])}, then {then} (docs/pack_data.md)"
 
 
 def _divide(node: Any, key: str, place: str, folded: bool) -> None:
@@ -227,12 +228,6 @@ def first_part(key: str, _parent_: Any) -> Any:
 
 def _key(node: Any) -> str:
     return str(node._get_full_key(None)) or "data"
-
-
-def _imported(path: str, *values: Any, _parent_: Any) -> Any:
-    """Call the resolver of a data set: a function of its module, which is imported here."""
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)(*values, _parent_)
 
 
 @contextmanager
@@ -372,9 +367,9 @@ PROJECT = Project(
         "h5_shape": h5_shape,
         "h5_outputs": h5_outputs,
         "missing_columns": missing_columns,
-        "folder_classes": partial(_imported, "lab.datasets.image_folder.folder_classes"),
-        "column_shape": partial(_imported, "lab.datasets.column_resolvers.column_shape"),
-        "column_outputs": partial(_imported, "lab.datasets.column_resolvers.column_outputs"),
+        "folder_classes": "lab.datasets.image_folder:folder_classes",
+        "column_shape": "lab.datasets.column_resolvers:column_shape",
+        "column_outputs": "lab.datasets.column_resolvers:column_outputs",
         "first_part": first_part,
     },
     watching=("callback",),

@@ -433,7 +433,6 @@ def test_mistakes_about_missing_values(tmp_path: Path, overrides: list[str], lin
 
 
 STATISTICS = AUTO
-LABELS = ("data.transforms.mixup.num_classes=2",)
 
 
 @pytest.mark.one_quick(4)
@@ -447,19 +446,12 @@ LABELS = ("data.transforms.mixup.num_classes=2",)
         ("missing,to_float,normalize", STATISTICS, "missing: is before"),
         ("normalize,to_float,missing", STATISTICS, None),  # floats may be normalized before their conversion
         ("to_float,normalize,missing", STATISTICS, None),
-        ("mixup,missing", LABELS, "mixup: is before data.transforms.missing: a NaN"),
-        ("missing,mixup", LABELS, None),
-        ("to_float,normalize,color", (), "normalize: is before data.transforms.color: its values are clipped"),
-        ("to_float,normalize,trivial_augment", STATISTICS, "normalize: is before data.transforms.trivial_augment"),
-        ("normalize,color", ("data.transforms.normalize.mean=[0]", "data.transforms.normalize.std=[255]"), None),
-        ("to_float,color,normalize", (), None),
         ("crop,channels_first", (), "crop: is before data.transforms.channels_first: the channels"),
         ("flip,channels_first", (), "flip: is before data.transforms.channels_first: dim=-1 would mirror"),
         ("flip,channels_first", ("data.transforms.flip.dim=-2",), None),
         ("flip,channels_first", ("data.transforms.flip.field=mask",), None),  # another field
         ("to_float,channels_first,flip,crop", (), None),
-        ("normalize,color", ("data.transforms.normalize.mean=[120]",), "normalize: is before data.transforms.color"),
-        ("normalize,color", ("data.transforms.normalize.mean=[null]",), "normalize.mean: expected a list"),
+        ("normalize,flip", ("data.transforms.normalize.mean=[null]",), "normalize.mean: expected a list"),
         ("channels_first,flip", ("data.transforms.channels_first.field=3",), "channels_first.field: expected text"),
         ("channels_first,flip", ("data.transforms.channels_first.field=[[x]]",), "channels_first.field: expected text"),
         ("missing,normalize", (*STATISTICS, "data.transforms.missing.columns=3"), "missing.columns: expected"),

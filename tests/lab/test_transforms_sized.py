@@ -1,19 +1,17 @@
-"""Images of another size and other colours: what torch's own resizing and Python's colorsys give, image by image."""
+"""Images of another size: what torch's own resizing gives, image by image."""
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from common import QUICK
-from test_transforms import batch_of, test_bitwise_the_same_for_any_split as check_bits
+from test_transforms import RANDOM, batch_of, test_bitwise_the_same_for_any_split as check_bits
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.transforms.color import ColorJitter
 from lab.transforms.fields import RandomCrop
 from lab.transforms.sized import CenterCrop, RandomResizedCrop, Resize
 from samebits.errors import ConfigError
@@ -59,17 +57,15 @@ def test_parts_are_drawn_as_the_paper_says() -> None:
     assert parts.tolist() == [[0, 494, 10, 13]] * 3
 
 
-CASES: dict[str, Callable[[int], Any]] = {
-    "resized_crop": lambda seed: RandomResizedCrop("x", [8, 6], *LIKE_INCEPTION, seed),
-    "color": lambda seed: ColorJitter("x", 0.4, 0.4, 0.4, 0.1, seed),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_an_image_gets_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setitem(check_bits.__globals__["RANDOM"], name, CASES[name])
+def check_images(monkeypatch: pytest.MonkeyPatch, make: Callable[[int], Any]) -> None:
+    """An image gets the same bits in any batch. make: seed -> transform of x."""
+    monkeypatch.setitem(RANDOM, "images", make)
     monkeypatch.setitem(check_bits.__globals__, "batch_of", lambda n: {**batch_of(n), "x": batch_of(n)["x"] / 10**4})
-    check_bits(name)
+    check_bits("images")
+
+
+def test_an_image_gets_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_images(monkeypatch, lambda seed: RandomResizedCrop("x", [8, 6], *LIKE_INCEPTION, seed))
 
 
 @pytest.mark.parametrize("ratio", [[10, 20], [0.01, 0.02]])
@@ -105,28 +101,6 @@ def test_a_map_of_labels_goes_along() -> None:
     ]  # fmt: skip
 
 
-def test_colours() -> None:
-    """Each change alone, by its factor, against a formula or colorsys, pixel by pixel."""
-    torch.manual_seed(0)
-    x, numbers = torch.rand(8, 3, 5, 4), torch.arange(8)
-    x[0] = x[0, :1]  # grey
-    grey = (0.299 * x[:, 0] + 0.587 * x[:, 1] + 0.114 * x[:, 2])[:, None]
-    mean = grey.mean((2, 3), keepdim=True)
-    formulas = {0: lambda f: x * f, 1: lambda f: mean + f * (x - mean), 2: lambda f: grey + f * (x - grey)}
-    for place, formula in formulas.items():
-        amounts = [0.7 if i == place else 0.0 for i in range(3)]
-        transform = ColorJitter("x", *amounts, 0.0, 0)
-        factor = transform.prepare(x, numbers)[:, place]
-        assert 0.3 <= factor.min() < 0.8 < 1.2 < factor.max() <= 1.7
-        torch.testing.assert_close(transform({"x": x}, numbers)["x"], formula(factor.view(-1, 1, 1, 1)).clamp(0, 1))
-    transform = ColorJitter("x", 0.0, 0.0, 0.0, 0.5, 0)
-    turns, out = transform.prepare(x, numbers)[:, 3].tolist(), transform({"x": x}, numbers)["x"]
-    for image, turn, found in zip(x, turns, out):
-        for pixel, got in zip(image.flatten(1).T.tolist(), found.flatten(1).T.tolist()):
-            hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
-            assert got == pytest.approx(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), abs=1e-5)
-
-
 @pytest.mark.parametrize(
     "transform",
     [
@@ -151,7 +125,6 @@ def test_mistakes_name_the_transform() -> None:
             r"resizing requires floats, got torch\.uint8; put ToFloat before it",
         ),
         (lambda: CenterCrop("x", [9, 4]), image, r"CenterCrop\.size=\[9, 4\] is larger than the image \[8, 8\]"),
-        (lambda: ColorJitter("x", 0, 0, 0, 0, 0), image, r"ColorJitter requires floats"),
     ):
         with pytest.raises(ConfigError, match=says):
             make()({"x": batch}, numbers)

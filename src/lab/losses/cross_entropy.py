@@ -21,9 +21,9 @@ NO_LABEL = -(2**40)
 class CrossEntropy:
     """(output, batch) -> (B,): losses in nats, unreduced, in float32 or wider.
 
-    output: (B, C) logits. batch["y"]: (B,) or (B, 1) integer labels below C, or (B, C) floating-point probabilities,
-    e.g. from mixup. label_smoothing: fraction of the target, in [0, 1], that is distributed evenly over all classes
-    (Szegedy et al. 2016).
+    output: (B, C) logits. batch["y"]: (B,) or (B, 1) integer labels below C, or (B, C) floating-point probabilities.
+    label_smoothing: fraction of the target, in [0, 1], that is distributed evenly over all classes (Szegedy et al.
+    2016).
     """
 
     def __init__(self, label_smoothing: Share) -> None:

@@ -37,7 +37,7 @@ def compose(transforms: Iterable[Transform], training: bool) -> Transform | None
 
 
 def field_of(batch: Batch, field: str, argument: str) -> Tensor:
-    """Return a field of the batch. Raise ConfigError if it is missing. argument: such as View.field."""
+    """Return a field of the batch. Raise ConfigError if it is missing. argument: such as FillMissing.field."""
     if field not in batch:
         raise ConfigError(f"data.transforms: {argument}={field!r}; the batch has {sorted(batch)}")
     return batch[field]

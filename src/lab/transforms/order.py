@@ -9,10 +9,9 @@ from samebits.errors import ConfigError
 
 HERE = "lab.transforms."
 AUTO = "auto"
-CLIPS = (f"{HERE}color.ColorJitter", f"{HERE}augment.TrivialAugment")
 # transforms that use the last two dimensions as height and width
 SIZED = (
-    f"{HERE}fields.RandomCrop", f"{HERE}fields.Cutout", f"{HERE}fields.RandomErase", *CLIPS,
+    f"{HERE}fields.RandomCrop", f"{HERE}fields.Cutout", f"{HERE}fields.RandomErase",
     *(f"{HERE}sized.{name}" for name in ("Resize", "CenterCrop", "RandomResizedCrop")),
 )  # fmt: skip
 
@@ -33,25 +32,10 @@ def _marks_statistics(first: Node, then: Node) -> bool:
     return AUTO in (then.get("mean"), then.get("std")) and isinstance(columns, Sequence) and len(columns) > 0
 
 
-def _moves_pixels(first: Node, then: Node) -> bool:
-    """Return True if pixels become negative. A scaling to [0, 1], mean=[0] std=[255], is right."""
-    mean = first.get("mean")
-    numbers = [value for value in _items(mean) if isinstance(value, (int, float))]
-    return mean == AUTO or any(value > 0 for value in numbers)
-
-
-RULES = (
+RULES: list[Rule] = [
     Rule(
         (f"{HERE}missing.FillMissing",), (f"{HERE}fields.Normalize",), _marks_statistics,
         "the filled values would be in the mean and std, and the new columns of 0 and 1 would be normalized",
-    ),
-    Rule(
-        (f"{HERE}mixup.Mixup",), (f"{HERE}missing.FillMissing",), lambda first, then: True,
-        "a NaN makes the sample that it is mixed with NaN too",
-    ),
-    Rule(
-        (f"{HERE}fields.Normalize",), CLIPS, _moves_pixels,
-        "its values are clipped to [0, 1], and those below the mean would become 0",
     ),
     Rule(
         SIZED, (f"{HERE}fields.ChannelsFirst",), lambda first, then: True,
@@ -61,7 +45,7 @@ RULES = (
         (f"{HERE}fields.RandomFlip",), (f"{HERE}fields.ChannelsFirst",), lambda first, then: first.get("dim") == -1,
         "dim=-1 would mirror the channels",
     ),
-)  # fmt: skip
+]  # fmt: skip
 
 
 def check_order(chain: Sequence[tuple[str, Node]]) -> None:
@@ -79,9 +63,9 @@ def check_order(chain: Sequence[tuple[str, Node]]) -> None:
 
 
 def _fields(node: Node) -> list[str]:
-    return [field for field in _items(node.get("field")) if isinstance(field, str)]
+    return [field for field in items_of(node.get("field")) if isinstance(field, str)]
 
 
-def _items(value: Any) -> Sequence[Any]:
+def items_of(value: Any) -> Sequence[Any]:
     """Return the items of a list, or a list of the value. A user's own class may have a `field` of any type."""
     return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import hydra
@@ -71,7 +72,16 @@ def register_resolvers(project: Project) -> None:
     register_resolver("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
     register_resolver("run_folder", run_folder, replace=True)
     for name, resolver in project.resolvers.items():
-        register_resolver(name, resolver, replace=True)
+        register_resolver(name, _late(resolver) if isinstance(resolver, str) else resolver, replace=True)
+
+
+def _late(name: str) -> Callable[..., Any]:
+    """Return a resolver that imports the function module:name when it is called."""
+
+    def call(*values: Any, _parent_: Any) -> Any:
+        return resolve_name(name)(*values, _parent_=_parent_)
+
+    return call
 
 
 def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
