@@ -21,6 +21,7 @@ import pytest
 import torch
 from test_pack_formats import field, framed, npy, packed, png, record, write_lmdb, write_tar
 
+import h5rows
 from h5rows.errors import ConfigError
 from h5rows.importers import open_source
 from h5rows.options import PackOptions
@@ -40,6 +41,24 @@ def refused(path: Path, **kwargs: Any) -> str:
     assert "\n" not in str(caught.value)
     assert str(caught.value).isprintable()
     return str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["a.npz", "*.npz", "."])
+def test_a_file_of_the_source_is_not_replaced(tmp_path: Path, source: str) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(3))
+    before = (tmp_path / "a.npz").read_bytes()
+    with pytest.raises(ConfigError, match=r"a\.npz is a file of SOURCE, .*; give another file"):
+        h5rows.pack(tmp_path / source, tmp_path / "a.npz", overwrite=True, quiet=True)
+    assert (tmp_path / "a.npz").read_bytes() == before
+
+
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe is a pipe, a socket or a device; give a file"):
+        h5rows.pack(tmp_path / "a.npy", tmp_path / "pipe", overwrite=True, quiet=True)
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy", "pipe"]
 
 
 def test_a_csv_without_rows(tmp_path: Path) -> None:

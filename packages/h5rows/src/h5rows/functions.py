@@ -10,14 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache
+from glob import glob
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import h5py
 
 from h5rows.account import Account
 from h5rows.checks import check_options
 from h5rows.errors import ConfigError, printable
 from h5rows.importers import open_source
+from h5rows.importers.folders import lies_in
 from h5rows.options import PackOptions, RepackOptions, above
 from h5rows.packing.inspect import inspect_file
 from h5rows.packing.repack import repack_file
@@ -44,6 +48,9 @@ def pack(
     to start from the beginning."""
     source, out = os.fspath(source), os.fspath(out)
     check_options(get_type_hints(pack), {"command": command, "shards": shards, "append": append})
+    read = map(os.path.realpath, (source, *glob(source)))
+    if os.path.isfile(out) and not h5py.is_hdf5(out) and any(lies_in(out, one) for one in read):
+        raise ConfigError(f"{out} is a file of SOURCE, {source}, and would be replaced; give another file")
     return _packed(lambda packing: open_source(source, packing), source, out, command, shards, append, options)
 
 

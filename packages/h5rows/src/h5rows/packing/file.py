@@ -64,6 +64,8 @@ def under_work(out: Path, overwrite: bool) -> Iterator[Path]:
             raise ConfigError(f"{out.parent} is not a folder; create it first")
         if out.is_dir():
             raise ConfigError(f"{out} is a folder; name the file in it")
+        if out.exists() and not out.is_file():
+            raise ConfigError(f"{out} is a pipe, a socket or a device; give a file")
         with locked(place):
             try:
                 if out.exists() and not overwrite:
