@@ -24,7 +24,7 @@ from samebits.project import Program
 from samebits.runs import claimed
 from samebits.sweeps.report import Objective, best_group, groups, read_study, save_best, write, write_study
 from samebits.sweeps.report.best import override_list
-from samebits.sweeps.report.facts import COMPARED, facts
+from samebits.sweeps.report.facts import COMPARED, Facts
 from samebits.sweeps.report.page import page
 from samebits.testing import compose, result
 from samebits.testing.processes import called
@@ -100,7 +100,7 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     shutil.rmtree(job_dirs(copy)[2])  # not even its directory
     with claimed(job_dirs(copy)[1]):
         study = read_study(PROGRAM, [copy])
-        write_study(study, print)
+        write_study(study)
     assert [job.status for job in study.jobs[:6]] == ["killed", *states[1:]]
     assert study.jobs[0].so_far(LOSS) == 2.5
     assert "killed, or out of memory" in str(study.jobs[0].reason)
@@ -116,7 +116,7 @@ def test_columns_in_which_nothing_stands_are_left_out(copy: Path) -> None:
     """Of groups: three jobs have failed; then one is pruned; then all have finished."""
 
     def head() -> list[str]:
-        return list(facts(read_study(PROGRAM, [copy])).groups.head)
+        return list(Facts(read_study(PROGRAM, [copy])).groups.head)
 
     scores = ["val/loss", "test/loss", "test/accuracy"]
     assert head() == ["lr", *scores, "n", "failures"]
@@ -143,7 +143,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
     best = best_group(study)
     assert best is not None
     assert best.values == {"optim.lr": 0.1}
-    write_study(study, print)
+    write_study(study)
     assert "lr=0.001 has a better mean, 1e-09, but of 1 of 3 seeds only" in (copy / "report.md").read_text()
 
 
@@ -267,7 +267,7 @@ def test_the_page_asks_no_network_and_holds_the_numbers(sweep: Path) -> None:
     """And no name of a value breaks it."""
     pytest.importorskip("plotly", reason="extra `report`")
     study = read_study(PROGRAM, [sweep])
-    text = page(facts(study))
+    text = page(Facts(study))
     plotly = Path(sys.modules["plotly"].__file__ or "").parent / "package_data/plotly.min.js"
     own = text.replace(plotly.read_text().replace("</script", "<\\/script"), "")
     assert len(own) < 0.1 * len(text)

@@ -22,7 +22,7 @@ from samebits.status import RESULT, write_status
 from samebits.sweeps import Work, drive, sweep
 from samebits.sweeps.report import best_group, groups, read_study, save_best
 from samebits.sweeps.report.best import override_list
-from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.facts import Facts
 from samebits.sweeps.report.page import data
 from samebits.sweeps.report.text import groups_csv, jobs_csv, markdown
 
@@ -95,10 +95,10 @@ def test_jobs_of_an_edited_default_are_no_seeds_of_one_configuration(
     assert {"optim.lr=0.001", "trainer.clip_norm=1.0"} <= set(override_list(best))
     assert groups_csv(study).startswith("optim.lr,trainer.clip_norm,")
     assert "optim.lr" in jobs_csv(study).splitlines()[0]
-    text = markdown(facts(study))
+    text = markdown(Facts(study))
     assert "optim.lr is 0.001 in 2 jobs (0, 1), 0.05 in 2 jobs (2, 3)" in text
     assert "`" + shlex.join(study.commands[0]) + "`; `" + shlex.join(study.commands[1]) + "`" in text  # all commands
-    shown = data(facts(study))
+    shown = data(Facts(study))
     assert "optim.lr is 0.001" in " ".join(line for section in shown["sections"]["first"] for line in section["lines"])
     assert {"optim.lr", "seed"} <= {column["key"] for column in shown["columns"]}
 
@@ -124,9 +124,9 @@ def test_code_that_was_edited_between_two_commands_is_said(
     assert "job 4 with commit ccccccc ran before, now it is commit ccccccc with changes " in line
 
     study = read_study(PROGRAM, [tmp_path / "s"])
-    text = markdown(facts(study))
+    text = markdown(Facts(study))
     assert "## Jobs ran with different code\n\njobs 0 to 3 with commit aaaaaaa, job 4 with commit " in text
-    shown = data(facts(study))
+    shown = data(Facts(study))
     lines = [line for section in shown["sections"]["first"] for line in section["lines"]]
     assert any(line.startswith("jobs 0 to 3 with commit aaaaaaa") for line in lines)
 

@@ -43,7 +43,7 @@ from samebits.runs.directory import replace_text
 from samebits.saved import check_run_dir, read_config, read_overrides
 from samebits.sweeps import Ledger
 from samebits.sweeps.report import read_study
-from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.facts import Facts
 from samebits.sweeps.report.text import groups_csv, jobs_csv, markdown
 from samebits.sweeps.search.methods import ALLOWED
 from samebits.targets import build_target, locate
@@ -429,7 +429,7 @@ def test_a_report_shows_values_and_interprets_none(tmp_path: Path) -> None:
                 cell
             )
         assert {f"'{NASTY['formula']}", "-0.5", NASTY["script"]} <= {cell for row in rows for cell in row}
-    lines = markdown(facts(study)).splitlines()
+    lines = markdown(Facts(study)).splitlines()
     for line in lines:
         shown = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"\\[^\w\s]", "", line))  # neither code nor escaped
         assert not re.search(r"<\w|\]\(|\]:", shown), line

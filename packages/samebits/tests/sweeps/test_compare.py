@@ -10,7 +10,7 @@ from test_report_parts import made
 
 from samebits.sweeps.report import best_group, groups
 from samebits.sweeps.report.compare import Comparison, comparisons
-from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.facts import Facts
 from samebits.sweeps.report.page import data
 from samebits.sweeps.report.read import Study
 from samebits.sweeps.report.sheet import latex_table, tex
@@ -25,7 +25,7 @@ def two(a: list[float], b: list[float], shared: bool = True) -> Study:
 
 def latex(study: Study) -> str:
     """The rows of table.tex."""
-    text = latex_table(facts(study).groups)
+    text = latex_table(Facts(study).groups)
     return text[text.index(r"\toprule") : text.index(r"\bottomrule")]
 
 
@@ -68,7 +68,7 @@ def test_two_seeds_give_no_interval_and_three_find_what_is_large() -> None:
     study = two([1.0, 1.1, 1.2], [9.0, 9.15, 9.2])
     [found] = rows(study)
     assert found.verdict == "differs"
-    cells = markdown(facts(study))
+    cells = markdown(Facts(study))
     assert "| +8.02 | d_z +2.8e+02 |" in cells
     assert "none below 3 seeds" not in cells
 
@@ -96,10 +96,10 @@ def test_the_same_seed_twice_counts_once() -> None:
 def test_the_texts_say_it() -> None:
     noise = np.random.default_rng(0).normal(0, 1, 8)
     study = two((1 + noise).tolist(), (3 + noise * 1.01).tolist())
-    said = markdown(facts(study))
+    said = markdown(Facts(study))
     assert "## More than seeds? " in said
     assert "| differs |" in said
-    (found,) = data(facts(study))["sections"]["compared"]  # the page's
+    (found,) = data(Facts(study))["sections"]["compared"]  # the page's
     (row,) = found["table"]["rows"]
     assert f"| {' | '.join(cell['text'] for cell in row)} |" in said
     assert row[1]["value"] == rows(study)[0].difference

@@ -22,7 +22,7 @@ from samebits.sweeps.report.analyse import best_group
 from samebits.sweeps.report.axes import axes
 from samebits.sweeps.report.best import override_list
 from samebits.sweeps.report.compare import comparisons
-from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.facts import Facts
 from samebits.sweeps.report.inference import against_best
 from samebits.sweeps.report.page import data
 from samebits.sweeps.report.read import Study
@@ -76,7 +76,7 @@ def test_the_mean_is_over_folds_and_its_interval_is_corrected() -> None:
     assert float(first["val/loss low"]) == pytest.approx(0.9 - half, rel=1e-6)
     assert float(first["val/loss high"]) == pytest.approx(0.9 + half, rel=1e-6)
     assert float(second["val/loss mean"]) == pytest.approx(1.12)
-    text = markdown(facts(study))
+    text = markdown(Facts(study))
     assert f"| 0.1 | **0.90 ± 0.16** | {0.9 - half:.3g} to {0.9 + half:.3g} | 5 | 10 |" in text
     assert "± is the standard deviation over folds" in text
     assert "(5 folds x 2 seeds)" in text
@@ -101,7 +101,7 @@ STUDIES = {
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_json_csv_markdown_and_the_page_have_the_same_numbers(study: Study) -> None:
-    known = facts(study)
+    known = Facts(study)
     page, text = data(known), markdown(known)
     told = json.loads(report_json(study, known.compared))
     assert told["repeats"] == study.repeats
@@ -140,7 +140,7 @@ def test_the_review_counts_folds_and_seeds_and_names_the_interval() -> None:
     assert review("a failed fold").endswith(f"folds share. {unequal} 4 folds.")
     assert review("too few folds") == "Folds: 2 folds x 2 seeds; too few folds for an interval."
     assert review("seeds") == "Seeds: not every configuration has 3 scores: lr=0.2 has 2."
-    text = markdown(facts(STUDIES["a failed seed of a fold"]))
+    text = markdown(Facts(STUDIES["a failed seed of a fold"]))
     assert "| 5 | 9 of 10 |" in text
     assert "- runs of 10: fewer runs than other configurations have" in text
 
@@ -194,14 +194,14 @@ def test_a_configuration_without_some_runs_is_not_the_best() -> None:
     assert first.scores(study.objective)[3] == pytest.approx(ONE[3] - 0.05)
     assert (len(first.scores(study.objective)), first.runs(study.objective)) == (5, 9)
     assert best_group(fewer).label == "lr=0.2"
-    text = markdown(facts(fewer))
+    text = markdown(Facts(fewer))
     assert "of 9 of 10 runs only" in text
     assert "Against lr=0.2, which has the best mean of those with most runs, 5 folds x 2 seeds. Effect" in text
-    assert "Against lr=0.1, which has the best mean. Effect" in markdown(facts(study))
+    assert "Against lr=0.1, which has the best mean. Effect" in markdown(Facts(study))
 
 
 def test_three_folds_at_least() -> None:
-    text = markdown(facts(validated({0.1: ONE[:2], 0.2: TWO[:2]}, folds=2)))
+    text = markdown(Facts(validated({0.1: ONE[:2], 0.2: TWO[:2]}, folds=2)))
     assert "| 0.1 | **0.85 ± 0.07** | - | 2 | 4 |" in text
     assert "none below 3 folds" in text
     assert "too few folds" in text
@@ -216,7 +216,7 @@ def test_a_fold_is_no_axis_and_no_row_and_stays_in_the_command() -> None:
     ):
         table(study, Ask(["data.fold"], ["val/loss"]))
     assert override_list(groups(study)[0]) == ["optim.lr=0.1", "data.folds=5", "data.fold=0", "data.fold_repeat=0"]
-    page = data(facts(study))
+    page = data(Facts(study))
     assert (page["repeats"], page["best"][0]["averaged"], len(page["groups"])) == ("runs", "5 folds x 2 seeds", 2)
 
 
@@ -284,7 +284,7 @@ def test_configurations_with_other_numbers_of_folds_and_seeds_are_compared() -> 
     study = replace(study, jobs=kept)
     assert best_group(study, study.objective).values["optim.lr"] == 0.2  # type: ignore[union-attr]
     assert comparisons(study)
-    assert markdown(facts(study))
+    assert markdown(Facts(study))
 
 
 def test_a_run_without_config_does_not_take_the_correction() -> None:

@@ -237,7 +237,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path: Path, ask: Ask, says
     more = {"trainer.global_batch_size": 8} if "flop" in ask.against else {}
     given = replace(given, jobs=tuple(replace(j, curves=curves, config={**j.config, **more}) for j in given.jobs))
     with pytest.raises(ConfigError) as raised:
-        write_study(given, print, ask)
+        write_study(given, ask)
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()

@@ -22,7 +22,7 @@ from samebits.sweeps import report
 from samebits.sweeps.report import Objective, groups, write_study
 from samebits.sweeps.report.axes import axis
 from samebits.sweeps.report.curves import band
-from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.facts import Facts
 from samebits.sweeps.report.importance import importance
 from samebits.sweeps.report.page import data, page
 from samebits.sweeps.report.read import Job, Study
@@ -60,7 +60,7 @@ def test_dollars_in_values_are_no_formulas(tmp_path: Path, monkeypatch: pytest.M
         for i, job in enumerate(one.jobs)
     )
     study = replace(one, jobs=jobs, objectives=(Objective(key, "min"), Objective("b", "max")))
-    write_study(study, print, Ask(["data.path"], [key], ["optim.lr"], [], "sd", ("step",), (3.25, 6.75)))
+    write_study(study, Ask(["data.path"], [key], ["optim.lr"], [], "sd", ("step",), (3.25, 6.75)))
     drawn = {path.name for path in (tmp_path / "report").iterdir()}
     assert {"curves.png", "scores.pdf", "objectives.png"} <= drawn
     assert len(list((tmp_path / "paper").glob("*.pdf"))) >= 4
@@ -77,7 +77,7 @@ def test_what_a_killed_report_has_left_is_removed(tmp_path: Path) -> None:
     for name in left + others:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    write_study(study, print)
+    write_study(study)
     assert [name for name in left + others if (tmp_path / name).exists()] == others
 
 
@@ -89,7 +89,7 @@ def test_a_report_writes_through_no_link(name: str, tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / name).symlink_to(tmp_path / "pictures")
     with pytest.raises(ConfigError, match=rf"to/{name}: is a symbolic link to .*; replace it with a folder"):
-        write_study(study, print, Ask(["width"], ["val/loss"], [], [], "sd", ("step",), (3.25, 6.75)))
+        write_study(study, Ask(["width"], ["val/loss"], [], [], "sd", ("step",), (3.25, 6.75)))
     assert [(path.name, path.read_bytes()) for path in (tmp_path / "pictures").iterdir()] == [("scores.png", b"mine")]
 
 
@@ -173,7 +173,7 @@ def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> No
     }
     study = made("x", columns, [abs(i - 20) + 5.0 * one for i, one in enumerate(sgd)], tmp_path)
     assert axis(study, "optim.momentum").kind == "linear"
-    known = facts(study)
+    known = Facts(study)
     found = known.importance
     assert found is not None
     assert set(found.shares) == {"optim", "optim.momentum", "optim.lr"}
@@ -184,7 +184,7 @@ def test_a_key_that_only_some_jobs_have_is_shown_for_these(tmp_path: Path) -> No
     assert shown["jobs"][1]["values"]["optim.momentum"] == {"text": "-", "place": None}
     assert {group.label for group in groups(study)} >= {"optim=adamw lr=0.01001", "optim=sgd momentum=0.5 lr=0.1"}
     assert "| adamw | - | " in markdown(known)
-    files = {path.name for path in write_study(study, print)}
+    files = {path.name for path in write_study(study)}
     assert {"scores.png", "report.html", "groups.csv"} <= files
     momenta = [row["optim.momentum"] for row in rows(tmp_path / "report.csv")]
     assert [bool(text) for text in momenta] == sgd
@@ -196,11 +196,11 @@ def test_pareto_holds_those_that_nothing_beats() -> None:
     for job, value in zip(study.jobs, (0.5, 0.9, 0.8, 0.95)):
         job.result["val/accuracy"] = value  # type: ignore[index]
     both = Study("x", study.directory, study.jobs, study.swept, (LOSS, accuracy), is_sweep=True)
-    shown = data(facts(both))
+    shown = data(Facts(both))
     assert [group["label"] for group in shown["groups"] if group["front"]] == ["a=1", "a=2", "a=4"]
     # each objective has a best of its own
     assert [(best["key"], best["label"]) for best in shown["best"]] == [("val/loss", "a=1"), ("val/accuracy", "a=4")]
-    text = markdown(facts(both))
+    text = markdown(Facts(both))
     assert "**Best: a=1**, val/loss 1" in text
     assert "**Best: a=4**, val/accuracy 0.95" in text
 
@@ -212,7 +212,7 @@ def test_long_curves_are_thinned_to_the_same_steps() -> None:
         Job(**{**job.__dict__, "curves": {"val/loss": points}})
         for job, points in zip(study.jobs, (long, long[:15_001]))
     )
-    held = data(facts(replace(study, jobs=jobs)))["jobs"]
+    held = data(Facts(replace(study, jobs=jobs)))["jobs"]
     a, b = (job["curves"]["val/loss"][0] for job in held)
     assert len(a) <= 1501
     assert a[-1] == 20_000
@@ -238,7 +238,7 @@ def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
     columns = {"lr": [10 ** (-i / 10) for i in range(20)], "width": [16, 32] * 10}
     study = made("grid", columns, [float(i) for i in range(20)], folder=tmp_path)
     jobs = tuple(Job(**{**job.__dict__, "curves": {"val/loss": [(1, 2.0), (2, 1.0)]}}) for job in study.jobs)
-    text = page(facts(replace(study, jobs=jobs)))
+    text = page(Facts(replace(study, jobs=jobs)))
     script = """
         Plotly.restyle("parallel", {"dimensions[2].constraintrange": [[17.5, 19]]}).then(() => {
           const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.textContent);
@@ -261,7 +261,7 @@ def test_a_selection_holds_for_all_of_the_page(tmp_path: Path) -> None:
 
 def test_a_name_ends_no_script_of_the_page() -> None:
     evil = "</script><script>alert(1)</script>"
-    text = page(facts(made(evil, {"a": [evil, "b"]}, [1.0, 2.0])))
+    text = page(Facts(made(evil, {"a": [evil, "b"]}, [1.0, 2.0])))
     assert evil not in text
     assert json.loads(text.partition('id="data">')[2].partition("</script>")[0])["name"] == evil
 
@@ -271,7 +271,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="extra `report`")
     columns = {"optim.lr": [10**-i for i in (1, 2, 3, 4)] * 6, "width": [16] * 8 + [32] * 8 + [64] * 8}
     study = made("grid", columns, [float(i) for i in range(24)], folder=tmp_path)
-    write_study(study, print)
+    write_study(study)
     pictures = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
     assert set(pictures) == {"scores.png", "scores.pdf"}  # nothing was logged: no curves
     begin = {".png": b"\x89PNG", ".pdf": b"%PDF"}
@@ -319,7 +319,7 @@ def test_the_page_of_a_search_has_its_history_and_a_contour_of_two_keys(tmp_path
     study = replace(made("s", columns, [*scores, None], folder=tmp_path), is_search=True)
     web = Path(report.__file__).parent / "web"
     helpers = (web / "scores.js").read_text().partition("function scoreTraces")[0]
-    parts = [f"const D = {json.dumps(data(facts(study)))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
+    parts = [f"const D = {json.dumps(data(Facts(study)))};", PRELUDE, helpers, (web / "search.js").read_text(), LOOK]
     (tmp_path / "page.js").write_text("\n".join(parts).replace('"use strict";', ""))
     done = called([str(NODE), str(tmp_path / "page.js")], fresh=True)
     found = json.loads(done.stdout)

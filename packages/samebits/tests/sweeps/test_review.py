@@ -20,7 +20,7 @@ from samebits.files import write_json
 from samebits.sweeps.report import Objective, groups, write_study
 from samebits.sweeps.report.axes import axes
 from samebits.sweeps.report.compare import comparisons
-from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.facts import Facts
 from samebits.sweeps.report.page import data
 from samebits.sweeps.report.pictures import _scores, save
 from samebits.sweeps.report.read import Job, Study, _gpus, _spent
@@ -85,13 +85,13 @@ def test_keys_without_two_numbers_have_no_end() -> None:
 def test_rows_with_fewer_scores_are_marked() -> None:
     rows = [(0.01, 0, 0.3), (0.01, 1, 0.2), (0.1, 0, 0.1), (0.1, 1, None), (1.0, 0, None)]
     of = study([job(n, {"optim.lr": lr, "seed": seed}, loss) for n, (lr, seed, loss) in enumerate(rows)])
-    sheet = facts(of).groups
+    sheet = Facts(of).groups
     column = sheet.head.index("n")
     assert {row[0].text: row[column].text for row in sheet.rows} == {"0.01": "2", "0.1": "1 of 2", "1": "0"}  # type: ignore[union-attr]
     assert any(note.startswith("n of 2: fewer scores") for note in sheet.notes)
     assert "Seeds: not every configuration has 2 scores: lr=0.1 has 1, lr=1 has 0." in lines(of)
     equal = study([job(n, {"optim.lr": lr, "seed": 0}, 0.1) for n, lr in enumerate((0.1, 1.0))])
-    assert not any("fewer scores" in note for note in facts(equal).groups.notes)
+    assert not any("fewer scores" in note for note in Facts(equal).groups.notes)
 
 
 @pytest.mark.parametrize("pause", [0.0, 36_000.0])
@@ -172,9 +172,9 @@ def test_test_scores_are_means_over_the_seeds_of_the_score() -> None:
 
 def test_md_html_and_json_say_the_same_and_show_test_scores(tmp_path: Path) -> None:
     of = replace(grid({("mlp", 0.01): 0.3, ("mlp", 0.1): 0.2}), directory=tmp_path)
-    write_study(of, print)
+    write_study(of)
     line = "Range: best lr=0.1 is the largest tried (0.01, 0.1)."
-    told = facts(of)
+    told = Facts(of)
     assert line in markdown(told)
     assert line in data(told)["sections"]["first"][0]["lines"]
     found = json.loads((tmp_path / "report.json").read_text())
@@ -243,7 +243,7 @@ def test_zipped_keys_are_one_category_for_each_pair_with_the_mean_and_interval_o
         x: (mean, low, high)
         for (x, mean), ((_, low), (_, high)) in zip(bars.get_xydata().tolist(), ranges.get_segments())  # type: ignore[union-attr, attr-defined]
     }
-    shown = data(facts(of))
+    shown = data(Facts(of))
     for group, held in zip(groups(of), shown["groups"]):
         place = PAIRS.index((group.values["optim"], group.values["optim.lr"]))
         assert drawn[place] == pytest.approx((group.mean(LOSS), *group.interval(LOSS)))  # type: ignore[misc]

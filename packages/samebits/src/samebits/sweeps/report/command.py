@@ -106,7 +106,7 @@ def write_report(project: Project, args: argparse.Namespace) -> None:
         keys = ", ".join(sorted(key for key in done[0].result if "/" in key))
         raise ConfigError(f"--score {args.score}: no run has this score; available: {keys}")
     try:
-        files = write_study(study, lambda line: print(line, file=sys.stderr), ask)
+        files = write_study(study, ask)
     except OSError as error:
         raise ConfigError(f"{file_error(error)} - choose another --out") from error
     if ask:

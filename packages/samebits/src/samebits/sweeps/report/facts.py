@@ -26,7 +26,7 @@ from samebits.sweeps.report.analyse import (
 )
 from samebits.sweeps.report.best import best_command
 from samebits.sweeps.report.compare import Compared, Comparison, comparisons
-from samebits.sweeps.report.importance import Importance, importance
+from samebits.sweeps.report.importance import importance
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.review import scores_of_tests, unequal_n
 from samebits.sweeps.report.sheet import MARKS, TOO_FEW, Cell, Score, Sheet, plus_minus
@@ -69,9 +69,8 @@ class Section:
     sheet: Sheet | None = None
 
 
-@dataclass(frozen=True)
 class Facts:
-    """The contents of a report.
+    """The contents of the report of a study.
 
     compared: as numbers. groups, jobs: one row per group, best first, and one per job, in the order of the study.
     unlike: differences between jobs that were not swept. comparisons: each group against the best. front: labels of
@@ -79,37 +78,15 @@ class Facts:
     see review.py.
     """
 
-    study: Study
-    compared: Compared
-    summary: str
-    unlike: Sequence[Section]
-    best: Sequence[Best]
-    groups: Sheet
-    jobs: Sheet
-    comparisons: Sequence[Section]
-    front: Sequence[str]
-    importance: Importance | None
-    differences: Section | None
-    review: Section
-
-
-def facts(study: Study) -> Facts:
-    """Return the contents of the report of a study."""
-    compared = comparisons(study)
-    return Facts(
-        study,
-        compared,
-        _summary(study),
-        list(_unlike(study)),
-        list(_best(study)),
-        group_sheet(study, compared),
-        _job_sheet(study),
-        [_comparison(study, key, rows) for key, rows in compared.items()],
-        [group.label for group in pareto(study)] if len(study.objectives) > 1 else [],
-        importance(study),
-        None if study.is_sweep else _differences(study),
-        Section(REVIEW, review.lines(study)),
-    )
+    def __init__(self, study: Study) -> None:
+        self.study, self.compared, self.summary = study, comparisons(study), _summary(study)
+        self.unlike, self.best = list(_unlike(study)), list(_best(study))
+        self.groups, self.jobs = group_sheet(study, self.compared), _job_sheet(study)
+        self.comparisons = [_comparison(study, key, rows) for key, rows in self.compared.items()]
+        self.front = [group.label for group in pareto(study)] if len(study.objectives) > 1 else []
+        self.importance = importance(study)
+        self.differences = None if study.is_sweep else _differences(study)
+        self.review = Section(REVIEW, review.lines(study))
 
 
 def score_text(group: Group, objective: Objective) -> str:

@@ -27,7 +27,7 @@ from samebits.project import Project
 from samebits.runs import holds_run
 from samebits.signals import how_to_stop
 from samebits.sweeps.report import style
-from samebits.sweeps.report.facts import facts
+from samebits.sweeps.report.facts import Facts
 from samebits.sweeps.report.live import LiveRuns
 from samebits.sweeps.report.page import WEB, filled, page
 from samebits.sweeps.report.study import read_study
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
     def _report(self) -> None:
         """Send the complete report of now, which is built in memory."""
         try:
-            text = page(facts(read_study(self.server.project, self.server.folders)))
+            text = page(Facts(read_study(self.server.project, self.server.folders)))
         except (ConfigError, OSError, ImportError) as error:
             self._answer(500, "text/plain", f"error: {error}")
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from samebits.project import Project
 from samebits.status import shown
 from samebits.sweeps.report.against import lines
 from samebits.sweeps.report.analyse import caution, other_code
-from samebits.sweeps.report.facts import OTHER_CODE, WITHOUT_SCORE, facts
+from samebits.sweeps.report.facts import OTHER_CODE, WITHOUT_SCORE, Facts
 from samebits.sweeps.report.read import Study
 from samebits.sweeps.report.review import report_json
 from samebits.sweeps.report.sheet import latex_table
@@ -32,7 +31,7 @@ def write(project: Project, sweep_dir: Path) -> list[Path]:
     Never raise: an error is printed as one line."""
     try:
         study = read_study(project, [sweep_dir])
-        files = write_study(study, say)
+        files = write_study(study)
     except Exception as error:
         say(f"no report ({type(error).__name__}: {error}); try again with: ./run report {shown(sweep_dir)}")
         return []
@@ -59,16 +58,16 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def write_study(study: Study, say: Callable[[str], object] = say, ask: Ask | None = None) -> list[Path]:
+def write_study(study: Study, ask: Ask | None = None) -> list[Path]:
     """Write report.csv, groups.csv, report.md, report.json and table.tex; with the extra `report` also pictures and
     report.html.
 
-    ask: also write paper/table.md, .csv, .tex, figures as paper/*.pdf, and the table on the page. say: called with a
-    line if the extra is not installed or if jobs ran with different code. Return the files. Raise ConfigError for a
-    mistake in `ask`, before anything is written."""
+    ask: also write paper/table.md, .csv, .tex, figures as paper/*.pdf, and the table on the page. Print a line if the
+    extra is not installed or if jobs ran with different code. Return the files. Raise ConfigError for a mistake in
+    `ask`, before anything is written."""
     asked = table(study, ask) if ask else None
     curves = {axis: lines(asked, axis) for axis in ask.against} if asked and ask else {}
-    folder, found = study.directory, facts(study)
+    folder, found = study.directory, Facts(study)
     folder.mkdir(parents=True, exist_ok=True)
     for own in filter(Path.exists, (folder / DRAWN, folder / PAPER)):
         make_folder(own)  # raises for a link, before anything is written
