@@ -287,6 +287,33 @@ def test_it_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert failed.stderr == "error: y.npy does not exist\n"
 
 
+@pytest.mark.parametrize(
+    ("names", "split"), [("x", ""), ("a b,c/d", ""), ("a/b,größe", "val"), ("x\ny", "val"), ("c/d", "")]
+)
+def test_the_line_that_pack_prints_reads_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: str, split: str
+) -> None:
+    arrays = {name: np.arange(10) + k for k, name in enumerate(names.split(","))}
+    np.savez(tmp_path / "a.npz", **arrays)
+    h5rows.pack(tmp_path / "a.npz", tmp_path / "a.h5", split={split: 0.2} if split else {})
+    said = capsys.readouterr().out.splitlines()
+    listed = [line for line in said if line.startswith("  ") and " rows of " in line]
+    assert len(listed) == len(arrays) * (2 if split else 1)
+    (line,) = (line.removeprefix("read it: ") for line in said if line.startswith("read it: "))
+    found = eval(line, {"h5rows": h5rows})[:]
+    assert [values.min().item() for values in found.values()] == list(range(len(arrays)))
+
+
+@pytest.mark.parametrize("split", ["a/b", ".", "..", "a\0b"])
+def test_a_split_has_the_name_of_a_group(tmp_path: Path, split: str) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10))
+    with pytest.raises(h5rows.ConfigError, match="is not a valid name of a split, such as 'val'"):
+        h5rows.pack(tmp_path / "x.npy", tmp_path / "x.h5", split={split: 0.2}, quiet=True)
+    with pytest.raises(h5rows.ConfigError, match="seed=-1: must be at least 0"):
+        h5rows.pack(tmp_path / "x.npy", tmp_path / "x.h5", shuffle=True, seed=-1, quiet=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npy"]
+
+
 def test_the_readme_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table.csv").write_text("x,y\n" + "1,2\n" * 20)
     code = "".join(re.findall(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.DOTALL))

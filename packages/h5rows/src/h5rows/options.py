@@ -72,6 +72,8 @@ class PackOptions:
     def __post_init__(self) -> None:
         check_options(get_type_hints(PackOptions), vars(self))
         above(workers=self.workers, length=self.length, size=min(self.size or (1,)))
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed}: must be at least 0")
         if self.length is not None and "tokens" not in self.kinds.values():
             raise ConfigError("length=: limits token ids, so it needs kinds={'COLUMN': 'tokens'}; add it")
         if not 0 <= self.shard[0] < self.shard[1]:

@@ -11,9 +11,15 @@ from typing import Any
 
 def in_python(out: Path | str, paths: Sequence[str], sequences: Sequence[str]) -> str:
     """Return a line of Python that reads a packed file. paths: its datasets. sequences: fields of ids of any length."""
-    groups = list(dict.fromkeys(path.rpartition("/")[0] or "/" for path in paths))
-    fields = {path.rpartition("/")[2]: path.rpartition("/")[2] for path in paths}
-    return f"read it: h5rows.Dataset({str(out)!r}, {fields}, {groups[0]!r})"
+    below: dict[str, list[str]] = {}  # split -> its fields
+    for path in paths:
+        split, _, name = path.partition("/")
+        below.setdefault(split, []).append(name)
+    group, names = next(iter(below.items()))
+    if "" in names or any(other != names for other in below.values()):  # names with a slash, and no splits
+        group, names = "/", list(paths)
+    fields = {name: name for name in names}
+    return f"read it: h5rows.Dataset({str(out)!r}, {fields}, {group!r})"
 
 
 def read_in_python(path: str, settings: Mapping[str, Any], task: str) -> str:

@@ -75,6 +75,8 @@ def take_shares(splits: dict[str, Rows], options: PackOptions, ordered: bool) ->
     if whole not in splits:
         raise ConfigError(f"split= takes shares of the split train, which is missing; the source has {sorted(splits)}")
     for name in options.split:
+        if not is_name(name) or "/" in name:
+            raise ConfigError(f"split={name!r}: is not a valid name of a split, such as 'val'")
         if name in splits or name == "train":
             raise ConfigError(f"split={name!r}: is already in the source ({sorted(splits) if whole else 'train'})")
     if not 0 < sum(options.split.values()) < 1 or min(options.split.values()) <= 0:
@@ -130,7 +132,7 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
     groups = {new[:end] for new in names.values() for end, sign in enumerate(new) if sign == "/"}
     for name, new in names.items():
         what = source.fields[name]
-        if bad_text(new) or not all(part.strip(".") for part in new.split("/")):
+        if not is_name(new):
             remedy = "fields={'NAME': 'OTHER'} renames it" if name else "fields= can exclude it, such as pandas' index"
             raise ConfigError(f"{where}: a field cannot be named {new!r}; {remedy}")
         if new in groups:
@@ -156,6 +158,11 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
         for key, value in what.attrs.items():
             if wrong := next((v for v in value if bad_text(v)), None) if isinstance(value, list) else None:
                 raise ConfigError(f"{where}: {key} of field {name!r}: HDF5 cannot store the name {wrong!r}; rename it")
+
+
+def is_name(text: object) -> bool:
+    """Return True for a str that can be the path of a dataset or group in HDF5."""
+    return isinstance(text, str) and not bad_text(text) and all(part.strip(".") for part in text.split("/"))
 
 
 def bad_text(text: object) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from h5rows.errors import ConfigError, printable
 from h5rows.importers.values import TEXT, to_numpy
 from h5rows.packing.file import written
-from h5rows.packing.plan import bad_text
+from h5rows.packing.plan import bad_text, is_name
 from h5rows.reading.fields import is_readable
 from h5rows.source import Bad, Field, Rows, Source
 
@@ -68,7 +68,7 @@ class SpooledSource(Source):
     def _begin(self, values: Mapping[str, np.ndarray], sample: Mapping[str, Any], name: str) -> None:
         """Create the fields from the first sample, whose types and shapes all samples must have."""
         for field in values:
-            if not isinstance(field, str) or bad_text(field) or not all(part.strip(".") for part in field.split("/")):
+            if not is_name(field):
                 raise ConfigError(f"{name}: a field cannot be named {field!r}; rename it")
             if below := next((other for other in values if other.startswith(f"{field}/")), None):
                 raise ConfigError(f"{name}: fields cannot be named both {field!r} and {below!r}; rename one")
@@ -130,7 +130,7 @@ def splits_of(samples: Any) -> dict[str, Samples]:
         raise ConfigError(f"samples={os.fspath(samples)!r}: is a path; to read files, use h5rows.pack")
     splits = dict(samples) if isinstance(samples, Mapping) else {"": samples}
     for split, own in splits.items():
-        if isinstance(samples, Mapping) and not (isinstance(split, str) and split.strip(".") and "/" not in split):
+        if isinstance(samples, Mapping) and (not is_name(split) or "/" in split):
             raise ConfigError(f"samples: {split!r} is not a valid name of a split, such as 'train'")
         by_number = hasattr(own, "__getitem__") and hasattr(own, "__len__")
         if by_number and not hasattr(own, "__iter__"):  # a map-style Dataset of PyTorch

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, printable, report
+from h5rows.errors import ConfigError, clean, report
 from h5rows.options import PackOptions
 from h5rows.packing.file import Span, bytes_of, create, flushing, in_words, pwrite_all, under_work, verify
 from h5rows.packing.plan import Block, Part, columns, cut_blocks, measure, place_groups, plan_parts
@@ -180,8 +180,8 @@ def summary(out: Path, parts: list[Part], source: Source) -> str:
             shape = "x".join("?" if side is None else str(side) for side in what.shape) + " " * bool(what.shape)
             classes = what.attrs.get("classes", [])
             shown = ", ".join(map(str, classes[:5])) + ", ..." * (len(classes) > 5)
-            named = f", {len(classes):,} classes: {printable(shown)}" if len(classes) else ""
-            lines.append(f"  {path}: {len(part.rows):,} rows of {shape}{what.dtype}{named}")
+            named = f", {len(classes):,} classes: {clean(shown)}" if len(classes) else ""
+            lines.append(f"  {clean(path)}: {len(part.rows):,} rows of {shape}{what.dtype}{named}")
     lines.append(f"inspect it: {typed('inspect', str(out))}")
     sequences = [
         new.rpartition("/")[2]
