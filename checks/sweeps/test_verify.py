@@ -336,6 +336,9 @@ def test_another_seed_and_changed_data_are_found(
     assert code == 1
     assert "step 4: train/loss is " in shown
     assert "cause: not the machine" in shown
+    shown = verified(str(copied), "hardware.num_threads=2")[1]
+    assert "surroundings differ: threads 1 -> 2" in shown
+    assert "note: the second run had hardware.num_threads=2, so the difference may come from it" in shown
     data = tmp_path / "digits.h5"
     shutil.copy(ROOT / "data/digits.h5", data)
     start_run(tmp_path / "run", *RUN, f"data.path={data}")

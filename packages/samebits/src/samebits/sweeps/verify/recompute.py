@@ -155,8 +155,11 @@ def verify(
         parts += compare_checkpoints(run, again, last, rounding)
         if at_end:
             parts.append(compare_scores(run, again, rounding))
+        differs = any(part.difference for part in parts)
+        if differs and overrides:
+            hints.append(f"the second run had {' '.join(overrides)}, so the difference may come from it")
         other_code = commit != OWN and not diff and code_of(run).of_project != code_here(root).of_project
-        if other_code and any(part.difference for part in parts):
+        if differs and other_code:
             hints.append("the code is not the run's, so the difference may come from it")
         hints += other_packages(began, now)
         hints += other_files(run, again)  # read now, because `again` is removed after this block
@@ -363,14 +366,22 @@ def surroundings_differ(
         for name in ROUNDS
         if name in packages[0] and packages[0][name] != packages[1].get(name)
     ]
-    if len({entry["threads"]["count"] for entry in (began, now) if "threads" in entry}) > 1:
-        found.append(f"threads {began['threads']['count']} -> {now['threads']['count']}")
+    threads = [threads_of(entry) for entry in (began, now)]
+    if None not in threads and threads[0] != threads[1]:
+        found.append(f"threads {threads[0]} -> {threads[1]}")
     newest = Checkpoints(again / CHECKPOINTS).newest_valid()
     if ranks and newest and len(newest[1]["ranks"]) != ranks:
         found.append(f"ranks {ranks} -> {len(newest[1]['ranks'])}")
     if "gpu" in now.get("machine", {}) and not cfg.hardware.deterministic:
         found.append("hardware.deterministic=false on a GPU")
     return found
+
+
+def threads_of(entry: dict[str, Any]) -> int | None:
+    """Return the number of CPU threads that a run used; None if it is unknown, or if the run used a GPU."""
+    machine = entry.get("machine", {})
+    # `threads` is the choice of auto, which hardware.num_threads overrides; older runs have only that
+    return None if "gpu" in machine else machine.get("threads", entry.get("threads", {}).get("count"))
 
 
 def other_packages(began: dict[str, Any], now: dict[str, Any]) -> list[str]:
