@@ -443,6 +443,13 @@ def test_written_offline_it_can_be_read(finished: Path, tmp_path: Path) -> None:
     assert summary["summary"]["final/val/loss"] == result(run)["val/loss"]
 
 
+def test_a_folder_that_cannot_be_made_is_named_as_wandb_would_write_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = called([*SYNC, str(ROOT / "checks/runs"), "--offline", str(tmp_path / "file/look")], code=2)
+    assert done.stderr == f"error: {tmp_path}/file/look: Not a directory\n"
+    assert not done.stdout
+
+
 @pytest.mark.slow
 def test_a_sweep_is_a_group_with_a_summary(tmp_path: Path, server: Server) -> None:
     folder = tmp_path / "sweeps" / "lr"

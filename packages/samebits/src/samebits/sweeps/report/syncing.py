@@ -57,6 +57,10 @@ def sync(project: Project) -> int:
             watch(project, folders, args)
         elif args.every is not None:
             raise ConfigError(f"--every {args.every:g}: has no effect without --watch")
+        if args.offline:
+            args.offline.mkdir(parents=True, exist_ok=True)
+            if not os.access(args.offline, os.W_OK):  # wandb would write to a temporary folder
+                raise ConfigError(f"--offline {args.offline}: cannot be written; choose another folder")
         runs = runs_in(folders)
         if not runs:
             print(f"{', '.join(map(shown, folders))}: no runs, so there is nothing to send")
