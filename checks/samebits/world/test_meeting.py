@@ -116,6 +116,17 @@ def test_a_program_that_does_not_answer_is_left_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("who", ["rank 0", "host 0"])
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path, who: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        process = start(tmp_path, 600, **ALONE[who][0], MASTER_PORT=(port := str(other.getsockname()[1])))
+        found, said = ended(process, tmp_path)
+    why = "another program uses this port; give all ranks another MASTER_PORT"
+    line = f"error: MASTER_ADDR=127.0.0.1 MASTER_PORT={port}: the ranks cannot connect: {why}\n"
+    assert (found, said) == (2, line)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [("2", "3"), ("3", "2")])
 @pytest.mark.parametrize("kind", ["rank", "host"])
 def test_unlike_numbers_of_processes_are_named(tmp_path: Path, kind: str, sizes: tuple[str, str]) -> None:

@@ -95,9 +95,14 @@ def _verdict(wait: Wait) -> str:
 
 
 def _at_most(seconds: float, function: Callable[[], Any]) -> Any:
-    """Return function(), or None if it has not ended in time."""
+    """Return function(), or None if it has not ended in time, or has no store."""
     found: list[Any] = []
-    thread = Thread(target=lambda: found.append(function()), name=MEETING, daemon=True)
+
+    def work() -> None:
+        with suppress(ConfigError):  # there is no store, which the caller reports
+            found.append(function())
+
+    thread = Thread(target=work, name=MEETING, daemon=True)
     thread.start()
     thread.join(seconds)
     return found[0] if found else None

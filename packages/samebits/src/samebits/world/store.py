@@ -5,6 +5,7 @@ It is a TCPStore at MASTER_ADDR:MASTER_PORT or, for ranks that `launch.py` start
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -47,6 +48,8 @@ def connect(env: Mapping[str, str], holds: bool = False) -> Any:
         return dist.TCPStore(here.address, here.port, None, holds, wait, False, master_listen_fd=fd)
     except (dist.DistError, ValueError, OSError) as error:
         why = str(error).partition("\n")[0]
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            why = "another program uses this port; give all ranks another MASTER_PORT"
         raise ConfigError(
             f"MASTER_ADDR={here.address} MASTER_PORT={here.port}: the ranks cannot connect: {why}"
         ) from None
