@@ -816,7 +816,7 @@ NAMES: list[tuple[Any, ...]] = [
      "checks/samebits/config/test_run_values.py::test_what_no_yaml_gives_is_the_run_s"),
     ("samebits/targets/nodes.py", "if p.default is p.empty and p.name not in node]", "if p.default is p.empty]",
      "checks/samebits/config/test_run_values.py::test_a_value_of_its_own_counts"),
-    ("samebits/targets/nodes.py", "if name in asked and name not in given}", "if name in asked}",
+    ("samebits/targets/nodes.py", "if name in defaults and name not in given}", "if name in defaults}",
      "checks/samebits/config/test_run_values.py::test_nodes_at_any_depth"),
     ("samebits/steps/seed.py", "            buffer.copy_(value)", "            pass", "tests/lab/test_outputs.py"),
     ("samebits/steps/seed.py", "        _set_states(states, self._device)", "        pass",

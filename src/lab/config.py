@@ -44,9 +44,9 @@ GIVEN_BY_RUN = {
 class Config(EngineGroups):
     """A resolved config as typed groups.
 
-    given: the config as in config.yaml. values: the same as dicts and lists, with the values that nodes take from the
-    run (PROJECT.asked). dataset, optimizer: the nodes `data` and `optim` without the keys of DataConfig and
-    OptimConfig. optimizers: {objective: its node}; the node of all other objectives has the name ""."""
+    given: the config as in config.yaml. values: the same as dicts and lists; see `with_run_values`. dataset, optimizer:
+    the nodes `data` and `optim` without the keys of DataConfig and OptimConfig. optimizers: {objective: its node}; the
+    node of all other objectives has the name ""."""
 
     given: DictConfig
     values: dict[str, Any]
@@ -117,7 +117,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
         (*COLLECTIONS, *(f"{key}.transforms" for key in parts), *(["data.parts"] if parts else [])),
         OWN_KEYS | dict.fromkeys(parts, OWN_KEYS["data"]) | dict.fromkeys(objectives, OWN_OF_OBJECTIVE),
         given_by_run(values),
-        asked=asked_of_run(values),
+        defaults=default_arguments(values),
     )
     _check_monitor(root.monitor, values)
     for node in optimizers.values():
@@ -132,15 +132,15 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
 
 
 def with_run_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the plain config with complete `optim.objectives`, and with the values of other keys (seed,
-    trainer.global_batch_size) that nodes have as arguments (PROJECT.asked)."""
+    """Return a copy of the plain config with complete `optim.objectives`, and with PROJECT.default_arguments (the seed,
+    the batch size) in the nodes whose classes have them."""
     values = with_objectives(values)
-    return complete(PROJECT, values, asked_of_run(values), given_by_run(values))  # type: ignore[no-any-return]
+    return complete(PROJECT, values, default_arguments(values), given_by_run(values))  # type: ignore[no-any-return]
 
 
-def asked_of_run(values: dict[str, Any]) -> dict[str, Any]:
-    """Return {argument: value} of PROJECT.asked; a node gets those that its target has as arguments."""
-    return {name: at(values, key.split(".")) for name, key in PROJECT.asked.items()}
+def default_arguments(values: dict[str, Any]) -> dict[str, Any]:
+    """Return {argument: value} of PROJECT.default_arguments, which classes get if their nodes do not set them."""
+    return {name: at(values, key.split(".")) for name, key in PROJECT.default_arguments.items()}
 
 
 def given_by_run(values: dict[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -373,6 +373,6 @@ PROJECT = Project(
         "first_part": first_part,
     },
     watching=("callback",),
-    asked={"seed": "seed", "batch_size": "trainer.global_batch_size"},
+    default_arguments={"seed": "seed", "batch_size": "trainer.global_batch_size"},
     expand=expand,
 )

@@ -25,9 +25,9 @@ class Project:
     schema: a dataclass, the schema of the config. own: {"data": schema, "optim": ...}, keys of a group that the run
     reads itself and does not pass to the class in _target_. paths: keys whose values are files or folders. resolvers:
     {"name": function for ${name:...} in a yaml, or "module:function", imported when it is first called}. expand: a
-    function that replaces short keys in a composed config before it is resolved. asked: {parameter of a class in the
-    config: key of the run's value that it gets by default}. watching: the project's groups that change only the
-    observation of a run, such as loggers, and not its results.
+    function that replaces short keys in a composed config before it is resolved. default_arguments: {parameter of a
+    class in the config: key whose value it gets if its node does not set it}. watching: the project's groups that
+    change only the observation of a run, such as loggers, and not its results.
 
     Old names: moved: {import path prefix in older versions: current prefix}. moved_keys: {old key: current key, or ""
     if it no longer exists}; data.parts.*.name means that key of each node in data.parts. moved_values: {current key:
@@ -49,7 +49,7 @@ class Project:
     moved_values: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
     moved_arguments: Mapping[str, str] = field(default_factory=dict)
     aliases: Collection[str] = ()
-    asked: Mapping[str, str] = field(default_factory=dict)
+    default_arguments: Mapping[str, str] = field(default_factory=dict)
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -206,8 +206,8 @@ def check_followers(
     """Raise ConfigError if a value that was interpolated from a changed value would keep its old value.
 
     An example is data.order.batch_size, from trainer.global_batch_size. Saved configs are resolved, so the command must
-    give both. The check includes keys of older versions whose value the run computes today (Project.asked). before: the
-    run's values. typed: its overrides, to find interpolations in conf/; if they no longer compose, nothing is checked.
+    give both. The check includes keys of older versions whose value is a default argument today. before: the run's
+    values. typed: its overrides, to find interpolations in conf/; if they no longer compose, nothing is checked.
     """
     if all(key.split(".")[0] in project.neutral_groups for key in changed):
         return
@@ -218,7 +218,7 @@ def check_followers(
         return
     for key in changed:
         new = plain(OmegaConf.select(saved, key))
-        names = {name for name, given in project.asked.items() if given == key}
+        names = {name for name, given in project.default_arguments.items() if given == key}
         own = [at for at in before if at.rpartition(".")[2] in names and at not in raw]
         older = [at for at in own if same_value(before[at], before.get(key))]
         for at in [*(at for at, text in raw.items() if text == f"${{{key}}}"), *older]:

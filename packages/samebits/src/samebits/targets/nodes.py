@@ -46,13 +46,13 @@ def check_targets(
     own: Mapping[str, Sequence[str]],
     given: Mapping[str, Sequence[str]],
     allowed: Sequence[str] = (),
-    asked: Mapping[str, Any] = types.MappingProxyType({}),
+    defaults: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
     """Raise ConfigError for the first node that cannot be built. allowed: allowed targets; empty: project.allowed.
 
     single: dotted keys of nodes that must have a `_target_`. collections: keys of nodes whose entries must all have
-    one. own: {key: entries of that node that are not arguments}. given: {key: arguments that the caller adds}. asked:
-    values of the run, see `complete`.
+    one. own: {key: entries of that node that are not arguments}. given: {key: arguments that the caller adds}.
+    defaults: see `complete`.
     """
     wanted = {key: at(cfg, key.split(".")) for key in single}
     for key in collections:
@@ -70,36 +70,38 @@ def check_targets(
     for key, node in _targets(cfg):
         target = _check_node(project, node, key, allowed)
         keywords = {n: v for n, v in node.items() if n not in _SPECIAL and n not in own.get(key, ())}
-        keywords |= _asked_of(target, node, asked, given.get(key, ()))
+        keywords |= _defaults_for(target, node, defaults, given.get(key, ()))
         _check_keywords(project, target, node, keywords, key, own.get(key, ()), given.get(key, ()))
 
 
 def complete(
-    project: Project, node: Any, asked: Mapping[str, Any], given: Mapping[str, Sequence[str]], key: str = ""
+    project: Project, node: Any, defaults: Mapping[str, Any], given: Mapping[str, Sequence[str]], key: str = ""
 ) -> Any:
-    """Return a copy of a plain tree in which each node with a `_target_` gets those values of `asked` that are
-    parameters of its class or function without a default and that the node does not set.
+    """Return a copy of a plain tree in which each node with a `_target_` gets those of `defaults` that are
+    parameters of its class or function without a default of their own and that the node does not set.
 
     given: {key: arguments that the caller adds}. A node whose target cannot be imported (a saved run's callback that
     was deleted) is not changed; building it raises the error.
     """
     if isinstance(node, list):
-        return [complete(project, value, asked, given, join(key, str(index))) for index, value in enumerate(node)]
+        return [complete(project, value, defaults, given, join(key, str(index))) for index, value in enumerate(node)]
     if not isinstance(node, Mapping):
         return node
-    inner = {name: complete(project, value, asked, given, join(key, str(name))) for name, value in node.items()}
+    inner = {name: complete(project, value, defaults, given, join(key, str(name))) for name, value in node.items()}
     if "_target_" in node:
         with contextlib.suppress(ConfigError):
-            inner |= _asked_of(locate(project, node["_target_"], key), node, asked, given.get(key, ()))
+            inner |= _defaults_for(locate(project, node["_target_"], key), node, defaults, given.get(key, ()))
     return inner
 
 
-def _asked_of(target: Any, node: Mapping[str, Any], asked: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
+def _defaults_for(
+    target: Any, node: Mapping[str, Any], defaults: Mapping[str, Any], given: Sequence[str]
+) -> dict[str, Any]:
     try:
         lacks = _missing(_parameters(target)[0], node)
     except (TypeError, ValueError):  # written in C, without a signature
         return {}
-    return {name: asked[name] for name in lacks if name in asked and name not in given}
+    return {name: defaults[name] for name in lacks if name in defaults and name not in given}
 
 
 def check_nodes(project: Project, tree: Any) -> None:
