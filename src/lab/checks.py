@@ -253,10 +253,11 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
         wrong = ["x"] if names and any(name in text for name in (*names, "mixed dtype")) else []
     if not wrong:
         return None
-    said = ", ".join(f"{field!r} is {dtype_name(dtypes[field])}" for field in wrong)
+    fields = ", ".join(f"{field!r} is {dtype_name(dtypes[field])}" for field in wrong)
+    remedy = "choose data/transforms=[to_float]" if dtypes[wrong[0]] == torch.uint8 else f"add {CAST % wrong[0]}"
     return ConfigError(
-        f"data: field {said}, and the model's weights are {dtype_name(weights)} ({first_line(error)}): add "
-        f"{CAST % wrong[0]}, or return {dtype_name(weights)} from the dataset"
+        f"data: field {fields}, and the model's weights are {dtype_name(weights)} ({first_line(error)}): {remedy}, or "
+        f"return {dtype_name(weights)} from the dataset"
     )
 
 

@@ -61,8 +61,12 @@ FORWARD: list[tuple[Any, Any, dict[str, Tensor], str]] = [  # model, criterion, 
     ),
     *(
         (module, lambda output, batch: output, {"x": torch.ones(shape, dtype=dtype), "y": Y},
-         rf"^(data: field 'x' is {kind}|MLP got torch\.{kind})[^\n]*lab\.transforms\.fields\.\w+[^\n]*$")
+         rf"^data: field 'x' is {kind}[^\n]*lab\.transforms\.fields\.\w+[^\n]*$")
         for module, shape in MODULES.values() for kind, dtype in (("float64", torch.float64), ("int64", torch.int64))
+    ),
+    *(
+        (model, CrossEntropy(0.0), {"x": torch.ones(2, 1, 8, 8, dtype=torch.uint8), "y": Y}, r"^data: field 'x' is uint8, [^\n]*: choose data/transforms=\[to_float\], or return")
+        for model in (MLP((1, 8, 8), 3, [], 0.0), nn.Conv2d(1, 3, 1))
     ),
     (nn.Linear(4, 3), lambda output, batch: F.linear(output, batch["w"]), {"x": X, "w": torch.ones(1, 3).double()}, r"^data: field 'w' is float64, and the model's weights are float32"),
     (nn.Linear(4, 3), CrossEntropy(0.0), {"x": X}, r"^the batch has no field 'y', only \['x'\]: name it in data\.fields$"),

@@ -9,7 +9,6 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from lab.input_shapes import wrong_input
-from samebits.errors import ConfigError
 from samebits.schema import Count, Share
 
 
@@ -37,11 +36,7 @@ class MLP(nn.Sequential):
         self.input_shape, self.num_inputs = shape, widths[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
+        """Return the outputs. Raise ConfigError if the shape does not fit."""
         if x.shape[1:] != self.input_shape:
             raise wrong_input(self, f"samples of shape {self.input_shape} but got {tuple(x.shape[1:])}", x)
-        if not x.is_floating_point():
-            raise ConfigError(
-                f"MLP got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"
-            )
         return super().forward(x if x.dim() == 2 else x.reshape(-1, self.num_inputs))

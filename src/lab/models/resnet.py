@@ -108,14 +108,10 @@ class ResNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
+        """Return the outputs. Raise ConfigError if the shape does not fit."""
         if not self.has_channels and x.dim() == 3:
             x = x.unsqueeze(1)
         if x.dim() != 4 or x.shape[1] != self.channels:
             raise wrong_input(self, f"images of {self.channels} channels but got {tuple(x.shape[1:])}", x)
-        if not x.is_floating_point():
-            raise ConfigError(
-                f"ResNet got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"
-            )
         # mean, because the backward of AdaptiveAvgPool2d is not deterministic on CUDA
         return self.head(self.dropout(self.stages(self.stem(x)).mean((2, 3))))

@@ -52,14 +52,10 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, num_outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs. Raise ConfigError if the shape or the dtype does not fit."""
+        """Return the outputs. Raise ConfigError if the shape does not fit."""
         given, x = x, x.unsqueeze(1) if x.dim() == 3 else x
         if x.dim() != 4 or x.shape[1] != self.channels:
             raise wrong_input(self, f"images of {self.channels} channels but got {tuple(given.shape[1:])}", given)
-        if not x.is_floating_point():
-            raise ConfigError(
-                f"UNet got {x.dtype}: add a transform such as lab.transforms.fields.ToFloat to data.transforms"
-            )
         skipped: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(self.halve(x) if level else x)
