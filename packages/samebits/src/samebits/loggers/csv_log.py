@@ -1,14 +1,13 @@
 """Log to metrics.csv in the run directory: one row per step, one column per metric.
 
 The file is computed from metrics.jsonl whenever a run starts, so after a kill and a resume it has each row once. The
-last row is completed in place; a new column or an earlier step replaces the whole file atomically.
+last row is completed in place; for a new column or an earlier step the file is computed again and replaced.
 """
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -33,11 +32,13 @@ class CSVThread(Background):
         super().__init__(*own)
 
     def _start(self) -> None:
-        known = (record for _, record in records(self._directory / METRICS))
         if self._lines is None:
-            self._rebuild(record for record in known if record[STEP] <= self._from_step)
+            self._rebuild(record for record in self._records() if record[STEP] <= self._from_step)
         else:
-            self._rebuild(islice(known, self._lines))
+            self._rebuild(islice(self._records(), self._lines))
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        return (record for _, record in records(self._directory / METRICS))
 
     def _rebuild(self, kept: Iterable[dict[str, Any]]) -> None:
         """Write the file from records of metrics.jsonl."""
@@ -48,15 +49,16 @@ class CSVThread(Background):
             if metrics:  # a line about media has none
                 rows.setdefault(record[STEP], {}).update(_texts(metrics))
                 self._columns = list(dict.fromkeys([*self._columns, *metrics]))
-        self._write(rows)
+        lines = [csv_text([[STEP, *self._columns]]).encode(), *(self._line(step, rows[step]) for step in sorted(rows))]
+        replace_text(self._directory / FILE, b"".join(lines))
+        self._step = max(rows, default=-1)
+        self._row, self._begin = rows.get(self._step, {}), sum(map(len, lines[:-1]))
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         texts = _texts(values)
         if step < self._step or not texts.keys() <= {*self._columns}:
-            rows = self._rows()
-            rows.setdefault(step, {}).update(texts)
-            self._columns = list(dict.fromkeys([*self._columns, *texts]))
-            self._write(rows)
+            last = max(step, self._step)  # later ones are in the queue
+            self._rebuild(record for record in self._records() if record[STEP] <= last)
             return
         row, begin = dict(self._row), self._begin
         with open(self._directory / FILE, "r+b", buffering=0, opener=no_links) as file:
@@ -69,25 +71,13 @@ class CSVThread(Background):
             file.truncate(begin + len(line))  # a value that is replaced may be shorter
         self._step, self._row, self._begin = step, row, begin
 
-    def _rows(self) -> dict[int, dict[str, str]]:
-        """Return {step: {name: text}} of the file, without empty cells."""
-        with open(self._directory / FILE, newline="", encoding="utf-8", opener=no_links) as file:
-            head, *rows = csv.reader(file)
-        return {int(row[0]): {name: text for name, text in zip(head[1:], row[1:]) if text} for row in rows}
-
-    def _write(self, rows: dict[int, dict[str, str]]) -> None:
-        lines = [csv_text([[STEP, *self._columns]]).encode(), *(self._line(step, rows[step]) for step in sorted(rows))]
-        replace_text(self._directory / FILE, b"".join(lines))
-        self._step = max(rows, default=-1)
-        self._row, self._begin = rows.get(self._step, {}), sum(map(len, lines[:-1]))
-
     def _line(self, step: int, row: dict[str, str]) -> bytes:
         return csv_text([[str(step), *(row.get(name, "") for name in self._columns)]]).encode()
 
     def _catch_up(self) -> None:
         if self.lacks:
             self.lacks = False
-            self._rebuild(record for _, record in records(self._directory / METRICS))
+            self._rebuild(self._records())
 
     def _summary(self, values: dict[str, Any]) -> None:
         """Do nothing: result.json contains the final values."""
