@@ -12,8 +12,8 @@ from samebits.code import code_here, code_of, source, surroundings
 from samebits.files import read_text, write_json
 from samebits.runs.directory import ENVIRONMENT
 from samebits.sweeps import ray_cluster
-from samebits.sweeps.code import record_code
 from samebits.sweeps.job_process import OUTPUT
+from samebits.sweeps.ledger import record_code
 
 
 def library(folder: Path, version: str) -> Path:

@@ -12,7 +12,7 @@ Errors: ConfigError for options that conflict or are not available on the machin
     hardware               device, batch sizes, settings that depend on the machine
     threads, precision     the number of CPU threads; bf16 copies of weights
     auto                   options that are resolved by the model, and that a run keeps
-    memory, page_locked    the free memory of a device; page-locked memory for asynchronous copies
+    memory                 the free memory of a device; page-locked memory for asynchronous copies
     options, rules         the schema of the group; conflicts between options
 """
 
@@ -36,9 +36,12 @@ if TYPE_CHECKING:
         match_memory_format as match_memory_format,
         resolve_hardware as resolve_hardware,
     )
-    from samebits.device.memory import free_memory as free_memory
+    from samebits.device.memory import (
+        free_memory as free_memory,
+        lock_pages as lock_pages,
+        unlock_pages as unlock_pages,
+    )
     from samebits.device.options import BLOCKS as BLOCKS, CUDA_GRAPHS as CUDA_GRAPHS, HardwareConfig as HardwareConfig
-    from samebits.device.page_locked import lock_pages as lock_pages, unlock_pages as unlock_pages
     from samebits.device.precision import WithBf16Weights as WithBf16Weights
     from samebits.device.rules import check_options as check_options
     from samebits.device.threads import rough_flop as rough_flop

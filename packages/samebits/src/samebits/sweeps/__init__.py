@@ -11,13 +11,12 @@ A job that is killed does not affect the other jobs.
 
 Errors: ConfigError for the sweep before it starts; RunFailed with the number of failed jobs when it ends.
 
-    identity, ledger, plan        the identity of a job; the sweep's directory; the command line -> jobs
+    identity, ledger, plan        the identity of a job; the sweep's directory, jobs and code; the command line -> jobs
     zipped                        keys whose values form pairs (sweep.zip)
     options                       the config group `sweep` and the options of launchers and sweepers
     progress                      progress lines of long loops
     command                       the command that trains
     arguments                     check its arguments on a machine without the data
-    code                          the code version that each job records
     drive, screen                 due jobs -> launcher -> table -> exit status
     launching                     shared code of the launchers: ends of jobs, signals
     pool, lease                   launcher: several jobs at once on this machine

@@ -20,8 +20,7 @@ from samebits.runs import launching
 from samebits.schema import plain, typed
 from samebits.status import shown
 from samebits.sweeps import plan
-from samebits.sweeps.code import record_code
-from samebits.sweeps.ledger import ENDED, Job, Ledger
+from samebits.sweeps.ledger import ENDED, Job, Ledger, record_code
 from samebits.sweeps.options import SweepConfig
 from samebits.sweeps.progress import say
 from samebits.sweeps.screen import table

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,13 +24,13 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from samebits.code import Surroundings, surroundings
+from samebits.code import Code, Surroundings, by_code, code_changes, code_here, codes_of, surroundings, use_code
 from samebits.credentials import redacted
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, DirectoryLockedError
 from samebits.files import read_json, remove_leftovers, write_json
 from samebits.locks import Lock
 from samebits.project import Program
-from samebits.runs import fill_directory, holds_run, is_claimed
+from samebits.runs import claimed, fill_directory, holds_run, is_claimed
 from samebits.saved import check_run_dir, one_spelling, translate_override
 from samebits.status import RESULT, STATUS
 from samebits.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
@@ -232,6 +232,29 @@ class Ledger:
             remove_leftovers(self.directory)
             self.refresh()
             yield
+
+
+def record_code(ledger: Ledger) -> str:
+    """Record the current code for all queued jobs, before they run, because code may be edited between two commands or
+    during a sweep. Return a warning if other jobs ran with different code, otherwise ""."""
+    known = surroundings(ledger.project.root)
+    here = code_here(ledger.project.root, known)
+    found: list[tuple[int, Code]] = []
+    for job in ledger.jobs:
+        if not job.exists() or (own := codes_of(job.directory)[-1]) == here:
+            continue
+        if job.state() != "queued":
+            found.append((job.number, own))
+            continue
+        with suppress(DirectoryLockedError), claimed(job.directory, wait_s=0.0):  # otherwise another process runs it
+            use_code(job.directory, known)
+    if not found:
+        return ""
+    changed = dict.fromkeys(line for _, own in found for line in code_changes(own, here))
+    return (
+        f"sweep {ledger.name} goes on with other code ({', '.join(changed)}): {by_code(found)} ran before, now it is "
+        f"{here}. What has finished is kept; sweep=ANOTHER_NAME runs all with one code"
+    )
 
 
 def is_due(state: str, retry_failed: bool) -> bool:

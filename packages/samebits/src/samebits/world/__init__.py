@@ -15,13 +15,12 @@ an evaluation was cut short on all ranks.
     environment, cluster    rank or host of this process, from environment variables
     store, group            how ranks find each other; the process group
     rendezvous              agreement on the run directory
-    launch                  starts ranks and waits for their ends
+    launch                  starts ranks and waits for their ends; breakpoints with several ranks
     stop                    an early stop of all ranks after the same step
     watchdog, timer         end a run that hangs; end a process whose native code holds the GIL
     board                   messages between ranks through the store, a key-value server: a rank failed, a rank hangs
     failures                records the first failure
     options                 the config group `process`
-    terminal                breakpoints with several ranks
 """
 
 from typing import TYPE_CHECKING

@@ -250,9 +250,7 @@ def _rank_main(
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(rank_environment(index, count, store), LAB_PARENT=str(parent))
     if terminal:
-        from samebits.world.terminal import share
-
-        share(int(os.environ["RANK"]))
+        _share_terminal(int(os.environ["RANK"]))
     try:
         own_offsets(offsets)  # separate file positions for files that a user's module opened on import
         target(directory)
@@ -269,3 +267,25 @@ def _rank_main(
     finally:
         mark_finished()
         early_signals.ignore_signals()
+
+
+def _share_terminal(rank: int) -> None:
+    """Connect rank 0 to its parent's terminal for breakpoints, because multiprocessing gives children /dev/null. The
+    other ranks skip breakpoints and wait for rank 0 at the next collective."""
+    if rank == 0:
+        with suppress(OSError):  # no controlling terminal
+            fd = os.open("/dev/tty", os.O_RDWR)
+            os.dup2(fd, 0)
+            os.close(fd)
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115 - stays open
+        return
+
+    import pdb
+
+    def passed_over(*rest: Any, **more: Any) -> None:
+        caller = sys._getframe(1)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        print(f"rank {rank}: breakpoint at {place} skipped, because rank 0 has the terminal", file=sys.stderr)
+
+    sys.breakpointhook = passed_over
+    pdb.set_trace = passed_over

@@ -25,9 +25,8 @@ from samebits.project import Program
 from samebits.saved import NEVER_COMPARED, folds_of
 from samebits.schema import at, plain, typed
 from samebits.status import shown
-from samebits.sweeps.code import record_code
 from samebits.sweeps.drive import Work, ahead, counted, opened, report, run_sweep, stop_here
-from samebits.sweeps.ledger import SWEEP, Job, Ledger, NewJob
+from samebits.sweeps.ledger import SWEEP, Job, Ledger, NewJob, record_code
 from samebits.sweeps.options import SearchConfig
 from samebits.sweeps.plan import Combination, Composer, adapt, unlike
 from samebits.sweeps.progress import say
