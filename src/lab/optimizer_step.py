@@ -44,7 +44,7 @@ from samebits.steps import (
     update_average,
     update_scale,
 )
-from samebits.torch_private import closure_step, lean_step
+from samebits.torch_private import backward, closure_step, lean_step
 from samebits.world import World, to_host
 
 
@@ -232,13 +232,14 @@ class OptimizerStep:
                     if weights is not None:
                         losses = {name: value * weights for name, value in losses.items()}
                         weight = weights.sum() if weight is None else weight + weights.sum()
-                    means = {name: value.sum() / num_samples for name, value in losses.items()}
-                    loss = means[loss_name]
+                    loss = losses[loss_name]
                     if loss_name != "loss":
-                        loss = loss + 0 * means["loss"]  # because DDP waits for gradients of all parameters
-                    (scaler.scale(loss) if scaler else loss).backward()
-                for name, value in means.items():
-                    totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+                        loss = loss + 0 * losses["loss"]  # because DDP waits for gradients of all parameters
+                    gradient = loss.new_full((), 1 / num_samples)  # of the mean, by the loss of each sample
+                    backward(loss, scaler.scale(gradient) if scaler else gradient)
+                for name, value in losses.items():
+                    mean = value.detach().sum() / num_samples
+                    totals[name] = totals[name] + mean if name in totals else mean
         state.passed[objective] = state.passed.get(objective, 0) + self.trainer.global_batch_size
         self.after_all_reduce()
         self.step_rng.use_shared()  # the same random numbers on all ranks, so that updates are equal

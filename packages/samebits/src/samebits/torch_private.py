@@ -5,6 +5,7 @@ exists disables its own. The first three save 1.8 s when a command starts (bench
     lean_step                hooks of Optimizer, bare step     torch._dynamo, whose      optimizer.step()
     skip_dynamo_import       __dynamo_disable                    import takes a second,  it is imported
     ddp_without_dynamo       _dynamo.utils, read by DDP        is not imported           it is imported
+    backward                 _engine_run_backward              sympy is not imported     Tensor.backward(gradient)
     storage_use_count        torch._C._storage_Use_Count       reuses batch buffers      new memory for each batch
     kernel_skips_non_finite  Optimizer.found_inf               no synchronization        fp16, skip: one per step
     set_death_signal         multiprocessing._prctl_pr_...     ends with its parent      checks for it each second
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim import Optimizer
 
 _left_out: list[bool] = []
@@ -49,6 +51,43 @@ def lean_step(optimizer: Optimizer) -> None:
 
     with torch.set_grad_enabled(False):  # no_grad is 7 Python calls, this is 3
         _bare_step(type(optimizer))(optimizer)  # type: ignore[arg-type]
+
+
+def backward(losses: Tensor, gradient: Tensor) -> None:
+    """Compute gradients as `losses.sum().backward(gradient)` does, without a sum in the graph. losses: (B,). gradient:
+    0-d, the same for each loss.
+
+    torch's own `backward` is called if it may do more: for a subclass of Tensor, under a mode that replaces functions
+    of torch (torch.set_default_device), and in a transform of torch.func, where it raises an error."""
+    gradients = gradient.expand_as(losses)  # as a sum does: with other strides, later sums might round differently
+    engine = _engine()
+    if engine is None or engine.has_torch_function((losses,)) or engine.in_transform():
+        losses.backward(gradients)
+    else:
+        engine.run((losses,), (gradients,))
+
+
+@functools.cache
+def _engine() -> SimpleNamespace | None:
+    """Return run(losses, gradients), has_torch_function(losses) and in_transform() of torch; None if torch lacks one of
+    them, or if a trial shows that `run` has changed."""
+    import torch.autograd.graph
+    from torch.overrides import has_torch_function
+
+    run = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    in_transform = getattr(torch._C, "_are_functorch_transforms_active", None)
+    if not enabled() or run is None or in_transform is None:
+        return None
+    run = functools.partial(run, keep_graph=False, create_graph=False, allow_unreachable=True, accumulate_grad=True)
+    weights = torch.ones(2, device="cpu", requires_grad=True)
+    try:
+        with torch.enable_grad():
+            run((3 * weights,), (torch.tensor([1.0, 2.0], device="cpu"),))
+    except TypeError:  # other arguments
+        return None
+    if weights.grad is None or weights.grad.tolist() != [3.0, 6.0]:
+        return None
+    return SimpleNamespace(run=run, has_torch_function=has_torch_function, in_transform=in_transform)
 
 
 @functools.cache
