@@ -15,7 +15,7 @@ from common import QUICK, ROOT, TRAIN
 
 from samebits.signals import heeded_signals
 from samebits.testing import last_checkpoint, metrics, status
-from samebits.testing.processes import in_a_terminal, limit, processes_with, slowdown, wait_for
+from samebits.testing.processes import called, in_a_terminal, limit, processes_with, slowdown, wait_for
 
 ENDLESS = (*QUICK, "trainer.max_steps=1000000", "trainer.eval_every=null", "trainer.save_every=20")
 
@@ -90,6 +90,27 @@ def test_the_module_that_comes_first_is_light() -> None:
     code = f"import sys, samebits.early_signals; print([m for m in {heavy} if m in sys.modules])"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "[]\n"
+
+
+ENDS = """
+import signal, sys, train
+from samebits.process import rank
+finish = rank.finish
+def signalled(*given):
+    finish(*given)
+    signal.raise_signal(signal.SIGTERM)
+rank.finish = signalled
+sys.exit(train.main())
+"""
+
+
+def test_a_signal_after_the_end_says_that_nothing_is_saved(tmp_path: Path) -> None:
+    """W&B may take some seconds then."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n" + ENDS
+    done = called([sys.executable, "-c", code, *QUICK, "trainer.max_steps=2", f"hydra.run.dir={tmp_path}/run"])
+    assert "SIGTERM: the run has ended, its loggers finish; Ctrl-C again: now\n" in done.stderr
+    assert "saving" not in done.stderr
+    assert status(tmp_path / "run")["status"] == "finished"
 
 
 BREAKS = """

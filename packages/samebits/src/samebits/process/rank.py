@@ -106,6 +106,7 @@ def run(program: Program, run_dir: Path, began: float) -> None:
                         )
                     )
                 watchdog.beat("ending", result["step"], slow=True)
+                stop.ended = True
                 if world.is_main:
                     finish(run_dir, logger, stop, result, time.monotonic() - began)
 

@@ -76,7 +76,7 @@ class StopRequest:
 
     requested: the cause that reached this rank. cause: the cause that all ranks have agreed on. Both are one of CAUSES;
     cause may also be AT_STEP. max_time_s: counted from `began` (time.monotonic); only rank 0 checks it, and leaves time
-    for a save.
+    for a save. ended: the outcome of the run is decided; the rest, such as an upload to W&B, saves nothing.
     """
 
     def __init__(self, began: float, messages: Messages | None = None) -> None:
@@ -85,6 +85,7 @@ class StopRequest:
         self._asked = ""  # the cause that rank 0 has read
         self.began = began
         self.max_time_s: float | None = None
+        self.ended = False
         self.save_s = 0.0  # seconds of the longest save so far
         self._signalled_at = -SAME_SIGNAL_S
         self._interrupted = False
@@ -172,7 +173,8 @@ class StopRequest:
             self._signalled_at = now
         if not self.requested and dist_env.rank == 0:
             with suppress(OSError):  # the reader has gone
-                os.write(2, f"\n{name}: saving and stopping after this step; Ctrl-C again: now\n".encode())
+                what = "the run has ended, its loggers finish" if self.ended else "saving and stopping after this step"
+                os.write(2, f"\n{name}: {what}; Ctrl-C again: now\n".encode())
         if CAUSES.index(name) > CAUSES.index(self.requested):
             self.requested = name
 
