@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -59,6 +60,41 @@ def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
         h5rows.pack(tmp_path / "a.npy", tmp_path / "pipe", overwrite=True, quiet=True)
     assert (tmp_path / "pipe").is_fifo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy", "pipe"]
+
+
+def test_each_odd_input_is_named_with_its_remedy(tmp_path: Path) -> None:
+    def npz(**arrays: Any) -> Path:
+        np.savez(tmp_path / "a.npz", **arrays)
+        return tmp_path / "a.npz"
+
+    def tar(*samples: Any) -> Path:
+        write_tar(tmp_path / "a.tar", [(f"{k}.npy", npy(sample)) for k, sample in enumerate(samples)])
+        return tmp_path / "a.tar"
+
+    at, three = f"{tmp_path}/a", np.arange(3)
+    assert refused(npz(x=three, y=np.arange(4))).startswith(
+        f"{at}.npz: the fields differ in their number of rows: x 3, y 4"
+    )
+    assert refused(npz(x_train=three, x_test=three / 2)) == (
+        f"{at}.npz: the fields of split test differ from those of another split: 'x' has rows of () float64 here, and "
+        "rows of () int64 there; save all splits alike"
+    )
+    assert "'y' has none here, and rows of () int64 there" in refused(npz(x_train=three, y_train=three, x_test=three))
+    if np.dtype(np.longdouble) != np.float64:  # they are the same on some machines
+        assert "can be stored: save it as float64" in refused(npz(x=three.astype(np.longdouble)))
+    said = f"{at}.npz is a file; give a folder with one file per sample (.npy .pt .pth)"
+    assert refused(npz(x=three), format="samples") == said
+    (tmp_path / "a.npz").write_bytes(b"")
+    assert refused(tmp_path / "a.npz") == f"{at}.npz cannot be read as .npz: it is empty or cut off"
+    (tmp_path / "a.jsonl").write_text('{"x": 1}')
+    assert re.search(r"unknown suffix '\.jsonl'; .* to h5rows\.write$", refused(tmp_path / "a.jsonl"))
+    assert (
+        refused(tar(three, np.arange(4)))
+        == "field npy: a.tar: 1 is (4,), a.tar: 0 is (3,); variable=True keeps their shapes"
+    )
+    assert refused(tar(three, three / 2)) == "field npy: a.tar: 1 is float64, a.tar: 0 is int64; save all as one type"
+    (tmp_path / "a.tar").write_bytes(b"")
+    assert refused(tmp_path / "a.tar") == f"{at}.tar is not a plain tar (empty file); copy or write it again"
 
 
 def test_a_csv_without_rows(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class SampleSource(Source):
     """A source that is read one sample at a time."""
 
     processes = True
-    remedy = ""  # end of the error about a sample of another shape
+    remedy = "; variable=True keeps their shapes"  # end of the error about a sample of another shape
 
     def sample(self, row: int, fields: Sequence[str]) -> dict[str, Any]:
         """Return field -> value for one row. Raise BadSample if it cannot be read."""
@@ -219,7 +219,7 @@ class SampleSource(Source):
                 raise ConfigError(f"field {name}: {self.name_of(row)} is {got.shape}, {first}{self.remedy}")
             if got.dtype != want.dtype and not np.can_cast(got.dtype, want.dtype, "safe"):
                 first = f"{self.name_of(0)} is {want.dtype}"
-                raise ConfigError(f"field {name}: {self.name_of(row)} is {got.dtype}, {first}")
+                raise ConfigError(f"field {name}: {self.name_of(row)} is {got.dtype}, {first}; save all as one type")
 
 
 class ArraySource(Source):
@@ -231,19 +231,24 @@ class ArraySource(Source):
         tables: Mapping[str, Mapping[str, Any]],
         attrs: Mapping[str, Mapping[str, Any]] | None = None,
         account: Account | None = None,
+        origin: object = "the source",
     ) -> None:
-        self._tables, self.fields = tables, {}
+        self._tables, self.fields, self.origin = tables, {}, origin
         self.account = account or Account()
         for split, table in tables.items():
-            where = f"of split {split}" if split else "of this source"
+            where = f"{origin}: the fields{f' of split {split}' * bool(split)}"
             sizes = {name: len(array) for name, array in table.items()}
             if len(set(sizes.values())) > 1:
                 some = [*[f"{name} {size:,}" for name, size in sizes.items()][:5], *["..."] * (len(sizes) > 5)]
-                what = f"the fields {where} differ in their number of rows: {', '.join(some)}"
+                what = f"{where} differ in their number of rows: {', '.join(some)}"
                 raise ConfigError(f"{what}; choose some with fields=, or format='samples' if each file is a sample")
             types = {name: (tuple(array.shape[1:]), np.dtype(array.dtype)) for name, array in table.items()}
-            if self.fields and types != {name: (f.shape, f.dtype) for name, f in self.fields.items()}:
-                raise ConfigError(f"the fields {where} differ from those of another split: {types} and {self.fields}")
+            known = {name: (f.shape, f.dtype) for name, f in self.fields.items()}
+            if known and types != known:
+                name = next(n for n in {**known, **types} if known.get(n) != types.get(n))
+                here, before = ("rows of {} {}".format(*t[name]) if name in t else "none" for t in (types, known))
+                what = f"{where} differ from those of another split: {name!r} has {here} here, and {before} there"
+                raise ConfigError(f"{what}; save all splits alike")
             self.fields = {name: Field(*types[name], (attrs or {}).get(name, {})) for name in table}
         self.splits = ranges({split: len(next(iter(table.values()), ())) for split, table in tables.items()})
 

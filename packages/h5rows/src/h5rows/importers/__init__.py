@@ -87,7 +87,8 @@ def recognise(path: Path, options: PackOptions) -> str:
             raise ConfigError(f"{problem}: `inspect` prints how to train on it, `repack` changes its layout")
         if ".tfrecord" in path.name:  # name.tfrecord-00000-of-00010
             return "tfrecord"
-        raise ConfigError(f"{path}: unknown suffix {path.suffix!r}; give format= ({', '.join(FORMATS)})")
+        what = f"{path}: unknown suffix {path.suffix!r}; give format= ({', '.join(FORMATS)})"
+        raise ConfigError(f"{what}, or read another format in Python and give its samples to h5rows.write")
     names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
     if "data.mdb" in names:
         return "lmdb"

@@ -65,7 +65,7 @@ def open_numpy(path: Path, options: PackOptions) -> ArraySource:
         if array.ndim == 0:
             raise ConfigError(f"{path}: {name} is a single number, not rows; choose others with fields=")
     check_fields(arrays, path, options)
-    return ArraySource(tables_of(arrays, places_of(arrays, path, options)), account=account)
+    return ArraySource(tables_of(arrays, places_of(arrays, path, options)), account=account, origin=path)
 
 
 def check_fields(arrays: Mapping[str, Any], path: Path, options: PackOptions) -> None:
@@ -104,7 +104,7 @@ def open_torch(path: Path, options: PackOptions) -> ArraySource:
         named = next(iter(account.left.get("values", [])), "nothing")
         raise ConfigError(f"{path} contains no tensors with rows, only {printable(named)}")
     check_fields(values, path, options)
-    return ArraySource(tables_of(values, places_of(values, path, options)), account=account)
+    return ArraySource(tables_of(values, places_of(values, path, options)), account=account, origin=path)
 
 
 def check_list(items: Sequence[Any], path: Path, name: str) -> None:

@@ -82,7 +82,7 @@ def open_chunked(path: Path, options: PackOptions) -> ArraySource:
     if "n5" in drivers and not options.reverse_axes and len(first) > 1 and len(last) == 1:
         raise ConfigError(f"{path}: only the last axes have equal sizes: {shapes}; reverse_axes=True reads rows there")
     places = places_of(arrays, path, options)
-    source = ArraySource(tables_of(arrays, places), account=account)
+    source = ArraySource(tables_of(arrays, places), account=account, origin=path)
     source.slow_random = True
     source.field_attrs = {
         place: attributes(attrs[name], name, account)

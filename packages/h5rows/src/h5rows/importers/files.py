@@ -27,6 +27,10 @@ class FileSource(SampleSource):
         self, root: Path, options: PackOptions, suffixes: Collection[str], name: str, decode: Callable[..., np.ndarray]
     ) -> None:
         self.root, self.name, self.decode = root, name, decode
+        if not root.is_dir():
+            raise ConfigError(
+                f"{root} is a file; give a folder with one file per sample ({' '.join(sorted(suffixes))})"
+            )
         found = self._find(suffixes, options.external)
         words = split_words(root, {folders[0] for folders, _ in found if folders})
         if words:

@@ -46,7 +46,7 @@ def open_text(path: Path, options: PackOptions) -> ArraySource:
             encode = lambda text: loaded.encode(text, add_special_tokens=False).ids  # noqa: E731
         ids = {split: spool(found, encode, attrs["vocab_size"]) for split, found in by_split.items()}
     tables = {split: {"tokens": values} for split, values in ids.items()}
-    source = ArraySource(tables, {"tokens": {"tokenizer": options.tokenizer, **attrs}}, account)
+    source = ArraySource(tables, {"tokens": {"tokenizer": options.tokenizer, **attrs}}, account, path)
     source.ordered = True
     return source
 

@@ -92,7 +92,7 @@ def explain(error: Exception) -> str:
         return "it is not a .npy or .npz file, or it is a pickle, which could run code when read; save plain arrays"
     if "allow_pickle" in str(error) or "Python objects" in str(error):
         return "it contains Python objects, which could run code when read; save plain arrays"
-    return str(error)
+    return "it is empty or cut off" if isinstance(error, EOFError) else str(error)
 
 
 def load_torch(raw: bytes | str, name: object, mapped: bool = False) -> Any:

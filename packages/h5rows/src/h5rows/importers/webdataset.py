@@ -58,9 +58,10 @@ class TarSource(ShardSource):
                     self._found.append((len(self._keys) - 1, self._names.setdefault(field, len(self._names)), *place))
                 check_end(file, tar.offset)  # type: ignore[attr-defined]
         except tarfile.TarError as error:
-            cut = f"{file} is cut off ({error}); copy or write it again"
-            plain = f"{file} is not a plain tar ({error}); decompress it first if it is compressed"
-            raise ConfigError(cut if "unexpected end" in str(error) else plain) from None
+            if "unexpected end" in str(error):
+                raise ConfigError(f"{file} is cut off ({error}); copy or write it again") from None
+            remedy = "copy or write it again" if "empty" in str(error) else "decompress it first if it is compressed"
+            raise ConfigError(f"{file} is not a plain tar ({error}); {remedy}") from None
         return len(self._keys) - before
 
     def name_of(self, row: int) -> str:

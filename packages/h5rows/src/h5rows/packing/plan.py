@@ -153,7 +153,8 @@ def check_storable(source: Source, names: Mapping[str, str]) -> None:
             plain = False
         if not plain:
             problem = f"{where}: field {name!r} is of type {what.dtype}, but only numbers can be stored"
-            remedy = "save bfloat16 as float32" if what.dtype.kind == "V" else "encode strings and times as numbers"
+            kinds = {"V": "save bfloat16 as float32", "f": "save it as float64", "c": "save it as complex128"}
+            remedy = kinds.get(what.dtype.kind, "encode strings and times as numbers")
             raise ConfigError(f"{problem}: {remedy}, or leave the field out (fields=)")
         for key, value in what.attrs.items():
             if wrong := next((v for v in value if bad_text(v)), None) if isinstance(value, list) else None:
