@@ -1,15 +1,13 @@
-"""Write a trained model to one file: its weights, also from sharded checkpoints, or an ONNX model.
+"""Write a trained model to one file: its weights, also from sharded checkpoints.
 
     ./run export outputs/default/2026-11-20_21-35-11-adaa11 model.pt
-    ./run export RUN_DIR_OR_CHECKPOINT --to safetensors      # RUN_DIR/model.safetensors
-    ./run export RUN_DIR_OR_CHECKPOINT model.onnx --overwrite
+    ./run export RUN_DIR_OR_CHECKPOINT --to safetensors --overwrite      # RUN_DIR/model.safetensors
     ./run export RUN_DIR_OR_CHECKPOINT --to onnx --split val data.path=other.h5
 
 The weights are those that were evaluated: the weight average if the run has one, and rounded if the run has
-`quantization`. To load the first file:
-model.load_state_dict(torch.load("model.pt", weights_only=True)). An ONNX model computes what `./run predict` writes,
-for batches of any size; it is compared with the model on a batch of the run's data. Exit status: 0 done, 1 the outputs
-of the ONNX model differ, 2 a mistake in the arguments, or a model that cannot be exported or written.
+`quantization`. To load the first file: model.load_state_dict(torch.load("model.pt", weights_only=True)).
+An ONNX model computes what `./run predict` writes, for batches of any size; it is compared with the model on a batch.
+Exit status: 0 done, 1 failed, 2 a mistake in the arguments, or a model that cannot be exported or written.
 """
 
 from __future__ import annotations
@@ -19,9 +17,10 @@ import _python  # first
 # isort: split
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-FORMATS = ("pt", "safetensors", "onnx")
+from lab.onnx_arguments import add_arguments, check_arguments, move_override, write_onnx
 
 
 def main() -> int:
@@ -29,18 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser("./run export", description="Write a trained model to one file.")
     parser.add_argument("run", type=Path, help="run directory (uses its best checkpoint) or checkpoint file")
     parser.add_argument("file", nargs="?", help="the file to write; default: model.<format> in the run directory")
+    add_arguments(parser)  # lab.onnx_arguments
     parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="for onnx: overrides of the run's config, such as data.path",
-    )
-    parser.add_argument(
-        "--to", choices=FORMATS, help="format; default: by the suffix of FILE; pt for pth, ckpt, bin and none"
-    )
-    parser.add_argument(
-        "--split", help="for onnx: split whose first batch is compared; default: test, or val if there is none"
+        "--to", choices=WRITERS, help="format; default: by the suffix of FILE; pt for pth, ckpt, bin and none"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing FILE")
     args = parser.parse_intermixed_args()
@@ -49,20 +39,7 @@ def main() -> int:
     plain_output()
     try:
         target, to = target_of(args)
-        if to == "onnx":
-            from lab.onnx import export_onnx
-
-            made = export_onnx(args.run, target, args.overwrite, args.split, args.overrides)
-            source = made.source
-            inputs = "; ".join(f"{name}: {kind}" for name, kind in made.inputs.items())
-            about = f"inputs {inputs}; outputs {', '.join(made.outputs)}; largest difference to the model's outputs "
-            about += f"{made.difference:.2g} (batches of {', '.join(map(str, made.batches))})"
-        else:
-            from lab.model_io import exported
-            from samebits.checkpoints import export
-
-            source, count = export(args.run, target, args.overwrite, to, exported)
-            about = f"{count:,} values"
+        source, about = WRITERS[to](args, target, to)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -73,23 +50,37 @@ def main() -> int:
     return 0
 
 
+def write_weights(args: argparse.Namespace, target: Path, to: str) -> tuple[Path, str]:
+    """Write the weights. Return (the checkpoint, a text about the file)."""
+    from lab.model_io import exported
+    from samebits.checkpoints import export
+
+    source, count = export(args.run, target, args.overwrite, to, exported)
+    return source, f"{count:,} values"
+
+
+# {format: function that writes it}
+WRITERS: dict[str, Callable[[argparse.Namespace, Path, str], tuple[Path, str]]] = {
+    "pt": write_weights,
+    "safetensors": write_weights,
+    "onnx": write_onnx,  # lab.onnx_arguments
+}
+
+
 def target_of(args: argparse.Namespace) -> tuple[Path, str]:
     """Return (the file to write, its format). Raise ConfigError for arguments that contradict each other."""
     from samebits.errors import ConfigError
 
-    if args.file is not None and "=" in args.file and not args.file.endswith(tuple(f".{to}" for to in FORMATS)):
-        args.file, args.overrides = None, [args.file, *args.overrides]
+    move_override(args)  # lab.onnx_arguments
     suffix = Path(args.file).suffix.removeprefix(".") if args.file else ""
-    to = args.to or (suffix if suffix in FORMATS else "pt")
+    to = args.to or (suffix if suffix in WRITERS else "pt")
     if args.file is None and args.to is None:
-        raise ConfigError(f"give a file, such as model.pt, or a format: --to {', --to '.join(FORMATS)}")
-    if suffix not in ("", "pth", "bin", "ckpt", *FORMATS) and args.to is None:
-        raise ConfigError(f"{args.file}: the formats are {', '.join(FORMATS)}; give a suffix of these in small letters")
-    if suffix in FORMATS and suffix != to:
+        raise ConfigError(f"give a file, such as model.pt, or a format: --to {', --to '.join(WRITERS)}")
+    if suffix not in ("", "pth", "bin", "ckpt", *WRITERS) and args.to is None:
+        raise ConfigError(f"{args.file}: the formats are {', '.join(WRITERS)}; give a suffix of these in small letters")
+    if suffix in WRITERS and suffix != to:
         raise ConfigError(f"{args.file}: its suffix does not fit --to {to}; remove one of them")
-    if to != "onnx" and (args.split or args.overrides):
-        unused = "--split" if args.split else args.overrides[0]
-        raise ConfigError(f"{unused}: has an effect only on --to onnx, because other formats have only the weights")
+    check_arguments(args, to)  # lab.onnx_arguments
     if args.file is None:
         from samebits.checkpoints import run_directory
 

@@ -28,12 +28,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import libraries
-from parts import NEEDS, PARTS, TEMPLATE_ONLY, Part, with_needed
+from parts import NEEDS, PARTS, TEMPLATE_ONLY, WORDS, Part, with_needed
 from schema_prune import prune_schema
 from wheels import Mistake, git_environment
 
@@ -286,11 +286,12 @@ def edit(path: Path, pattern: str, new: str | Callable[[re.Match[str]], str]) ->
         path.write_text(re.sub(pattern, new, path.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
 
 
-def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
+def forget(tree: Path, deleted: Iterable[str], parts: Sequence[Part]) -> None:
     """Delete sentences, rows of tables and lines of code that name a deleted file, option or command, in pages and in
     comments of conf/. Pages other than the README may name packages/ and checks/, which the template has."""
     gone = list(deleted)
     outside = [name for name in gone if not name.startswith(("packages/", "checks/"))]
+    words = [word for part in parts for word in WORDS.get(part.names[0], ())]
     # `name` and `name.Class`; only `name` if another file has it too
     named = [name for part in parts for name in part.names]
     rows = "|".join(re.escape(Path(name).name) if "/" in name else rf"{re.escape(name)}(?:\.\w+)?" for name in named)
@@ -306,9 +307,11 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
         if not page.exists() or page.name in ("fork.md", "CHANGELOG.md"):
             continue
         text = page.read_text(encoding="utf-8")
+        if rows and page.name == "commands.md":
+            text = re.sub(rf"(?<=[{{,])(?:{rows}),|,(?:{rows})(?=\}})", "", text)
         if rows and page.suffix == ".md":
             text = re.sub(rf"^\| (?:(?:, )?`(?:{rows})`)+ \|.*\n", "", text, flags=re.MULTILINE)
-        if told := naming(tree, gone if page.name == "README.md" else outside):
+        if told := naming(tree, gone if page.name == "README.md" else outside, words):
             if page.suffix in (".py", ".toml"):
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
             elif page.suffix == ".yaml":
@@ -321,10 +324,10 @@ def forget(tree: Path, deleted: Iterable[str], parts: Iterable[Part]) -> None:
         page.write_text(text, encoding="utf-8")
 
 
-def naming(tree: Path, deleted: list[str]) -> re.Pattern[str] | None:
+def naming(tree: Path, deleted: list[str], words: Iterable[str] = ()) -> re.Pattern[str] | None:
     """Return a pattern of the words by which a page names these files: name, module, folder, group=option,
-    group=[option,...]."""
-    names = set(deleted) | {name.removeprefix("src/") for name in deleted}
+    group=[option,...]. words: further ones."""
+    names = set(deleted) | set(words) | {name.removeprefix("src/") for name in deleted}
     names |= {Path(name).name for name in deleted if name.startswith("docs/")}
     names |= {name[4:-3].replace("/", ".") for name in deleted if name.startswith("src/") and name.endswith(".py")}
     text = "\n".join(deleted)

@@ -106,6 +106,7 @@ PARTS = {
             "curves", "callback/confusion", "callbacks/confusion",
         ),
         boxes=("the average precision of detected boxes", "box_precision"),
+        onnx=("export to ONNX", "onnx_arguments"),
         language=(
             "language models: GPT, windows and sequences of tokens, generation and its scores",
             "gpt", "tokens", "tokens_command", "sequences", "next_token", "token_buckets", "generation",
@@ -127,6 +128,9 @@ PARTS = {
         container=("`Dockerfile`, `.devcontainer`", "Dockerfile", ".dockerignore", ".devcontainer"),
     ),
 }  # fmt: skip
+
+# {part: further words by which lines and sentences name it}
+WORDS = {"onnx": ("ONNX", "For onnx:", "--to onnx")}
 
 # {part: the parts that it uses; `with_needed` adds those that these use}
 NEEDS = {

@@ -98,7 +98,7 @@ def export_onnx(
     """
     check_target(path, target, overwrite)
     for library in LIBRARIES:
-        need(library, "--to onnx", library, "export")
+        need(library, "--to onnx", library, "onnx")
     if split is None:
         splits = read_config(PROJECT, run_directory(path)).data.get("splits")
         there = [name for name in ("test", "val", "train") if splits is None or splits.get(name) is not None]
@@ -202,7 +202,7 @@ def convert(predictor: Predictor, values: list[Tensor], file: Path) -> list[str]
 
 def largest_difference(file: Path, predictor: Predictor, values: list[Tensor], expected: tuple[Tensor, ...]) -> float:
     """Return the largest absolute difference of the outputs. Raise RunFailed if it exceeds TOLERANCE."""
-    runtime: Any = need("onnxruntime", "--to onnx", "onnxruntime", "export")
+    runtime: Any = need("onnxruntime", "--to onnx", "onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors
     session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
