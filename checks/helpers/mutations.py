@@ -128,7 +128,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     ("src/lab/model_io.py", "load_weights(model, eval_state_dict(payload), str(file))",
      'load_weights(model, payload["model"], str(file))',
      "checks/project/test_run.py::test_load_run_and_evaluate_agree_with_the_run"),
-    ("src/lab/run.py", "            if is_new and run.every.eval and run.total_steps:", "            if not is_new:",
+    ("src/lab/run.py", "            if is_new and run.eval_every and run.total_steps:", "            if not is_new:",
      "checks/project/test_rehearsal.py::test_a_mistake_in_an_evaluation_ends_the_run_before_its_first_step[a mean]"),
     ("src/lab/rehearsal.py", "        set_rng_bytes(before, device)\n", "",
      "checks/project/test_rehearsal.py::test_a_rehearsal_changes_no_bit[draws]"),

@@ -112,5 +112,4 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
 def _skipped_of(name: str, skipped: Mapping[str, int]) -> int:
     """Return how many steps of a logged value were skipped: its own entry in `skipped`, otherwise the entry of its
     objective, whose name is the prefix of <objective>/<value> ("" if the objective has no name)."""
-    of_objective = (n for one, n in skipped.items() if name.startswith(f"{one}/" if one else ""))
-    return skipped[name] if name in skipped else next(of_objective, 0)
+    return next((skipped[key] for key in (name, name.partition("/")[0], "") if key in skipped), 0)

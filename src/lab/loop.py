@@ -143,7 +143,7 @@ def run_pending(state: TrainState, validate: Validate | None, run: RunContext, c
         if "save" in state.pending and state.step == run.stop_at_step and not is_finished(state, run):
             run.stop.request_at_step()  # process.stop_at_step; the save below is the last action
         if "save" in state.pending or run.stop.cause:
-            planned = "score" in state.pending or due(state.step, run.every.save) or is_finished(state, run)
+            planned = "score" in state.pending or due(state.step, run.save_every) or is_finished(state, run)
             if run.stop.cause and not planned:  # this save broadcasts rank 0's buffers; an unstopped run would not
                 run.replica_checks.warn_of_own_buffers(state.model, state.task, run.world, run.logger.warn)
             state.pending = ["score", "save"] if "score" in state.pending else []

@@ -20,10 +20,10 @@ def due(step: int, every: float | None) -> bool:
 
 def actions_after_step(state: TrainState, validates: bool, run: RunContext) -> list[str]:
     """Return the actions due after `state.step`, in their order. validates: whether there are validation sets."""
-    step, every, at_end = state.step, run.every, state.step == run.total_steps
-    scored = bool(validates and every.eval) and (due(step, every.eval) or at_end)
-    saved = due(step, every.save) or at_end or step == run.stop_at_step
-    return ["log"] * (due(step, every.log) or at_end) + ["score"] * scored + ["save"] * saved
+    step, at_end = state.step, state.step == run.total_steps
+    scored = bool(validates and run.eval_every) and (due(step, run.eval_every) or at_end)
+    saved = due(step, run.save_every) or at_end or step == run.stop_at_step
+    return ["log"] * (due(step, run.log_every) or at_end) + ["score"] * scored + ["save"] * saved
 
 
 def is_finished(state: TrainState, run: RunContext) -> bool:
@@ -48,7 +48,7 @@ def restore_pending(state: TrainState, validates: bool, run: RunContext) -> None
         # this step is the last one now, or an old checkpoint has no state.pending
         done = {"log": state.logged_step, "score": state.scored_step}
         state.pending = [name for name in actions_after_step(state, validates, run) if done.get(name) != state.step]
-    if not (validates and run.every.eval):
+    if not (validates and run.eval_every):
         state.pending = [name for name in state.pending if name != "score"]
     if state.stop_reason == "patience" or 0 < state.total_steps < run.total_steps:
         state.stop_reason = ""

@@ -38,7 +38,7 @@ from lab.project import PROJECT
 from lab.rehearsal import mistakes_before_training, rehearse
 from lab.schedules.constant import Epochs
 from lab.schedules.plateau import Plateau
-from lab.state import Every, RunContext, TrainState
+from lab.state import RunContext, TrainState
 from lab.statistics import with_statistics
 from lab.transforms.fields import KEPT
 from samebits.checkpoints import BufferChecks, copy_from_mmap, error_line, eval_state_dict, load_weights, reshard_like
@@ -74,7 +74,7 @@ def train(process: RankProcess) -> dict[str, Any]:
         start_callbacks(state, run)
         log_start(process, data, state, run)
         with mistakes_before_training(state, is_new), name_float_cast_in_errors(process, data):
-            if is_new and run.every.eval and run.total_steps:
+            if is_new and run.eval_every and run.total_steps:
                 with explained(run.hardware, lambda: "evaluating, before the first step"):
                     rehearse(state, data.val_loaders, run)
             return fit_and_score(process, data, state, loss_modules, run)
@@ -168,13 +168,14 @@ def build(
     data.opened.extend([bn_batches] if bn_batches else [])
     trial_pruning = Pruning.of(PROJECT, process.directory)  # ends bad trials of a search
     callbacks = [*([] if trial_pruning is None else [trial_pruning]), *make_callbacks(config)]
-    intervals = (trainer.log_every, trainer.eval_every, trainer.save_every)
-    steps = [parse_interval(interval, epochs.steps) for interval in intervals]
-    # runs that began with version 0.2 rounded intervals to whole steps
-    every = Every(*(interval and round(interval) if state.rules < 2 else interval for interval in steps))
+    intervals: dict[str, Any] = {}
+    for name in ("log_every", "eval_every", "save_every"):
+        steps = parse_interval(getattr(trainer, name), epochs.steps)
+        # runs that began with version 0.2 rounded intervals to whole steps
+        intervals[name] = steps and round(steps) if state.rules < 2 else steps
     run = RunContext(
-        world, trainer, config.monitor, hardware, every, logger, process.checkpoints, callbacks, process.stop,
-        process.watchdog, buffer_checks, samples_per_epoch=samples_per_epoch, total_steps=total_steps,
+        world, trainer, config.monitor, hardware, logger, process.checkpoints, callbacks, process.stop,
+        process.watchdog, buffer_checks, samples_per_epoch=samples_per_epoch, total_steps=total_steps, **intervals,
         rank_timing=rank_timing, cost_per_sample=cost, peek_batch=data.train.first, bn_batches=bn_batches,
         train=data.train, train_set=dataset, stop_at_step=config.process.stop_at_step,
         iterate_rows=partial(make_eval_loader, config, hardware, dataset, "train", world, data.train, True),

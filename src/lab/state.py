@@ -134,15 +134,6 @@ def sums_of_rank(row: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Every:
-    """Intervals in optimizer steps; None: never. 0.5ep may be 12.5 steps: the second interval ends at step 25."""
-
-    log: float | None
-    eval: float | None
-    save: float | None
-
-
-@dataclass(frozen=True)
 class RunContext:
     """Everything that the loop uses in addition to the state. It is not saved in checkpoints."""
 
@@ -150,7 +141,6 @@ class RunContext:
     trainer: TrainerConfig
     monitor: MonitorConfig
     hardware: Hardware
-    every: Every  # intervals of log, evaluation and save
     logger: Logger
     checkpoints: Checkpoints
     callbacks: list[Any]  # lab.callbacks.base.Callback, or any object with some of its methods
@@ -159,6 +149,10 @@ class RunContext:
     buffer_checks: BufferChecks  # checks before a save that buffers are finite, and that all are saved
     samples_per_epoch: int  # of data.order, which may use some rows more than once or not at all
     total_steps: int  # of the whole run, also if epochs are given
+    # intervals in optimizer steps; None: never. 0.5ep may be 12.5 steps: the second interval ends at step 25
+    log_every: float | None
+    eval_every: float | None
+    save_every: float | None
     stop_at_step: int | None = None  # process.stop_at_step
     rank_timing: RankTiming | None = None  # with several ranks: finds the rank that the others wait for
     replica_checks: ReplicaChecks = field(default_factory=ReplicaChecks)  # compares the weights of the ranks

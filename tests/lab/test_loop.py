@@ -29,7 +29,7 @@ from lab.objective import LossModule
 from lab.optim import Schedule
 from lab.options import MonitorConfig, TrainerConfig
 from lab.schedules.constant import Constant
-from lab.state import Every, RunContext, TrainState
+from lab.state import RunContext, TrainState
 from lab.tasks.base import Task
 from lab.tasks.supervised import Supervised
 from samebits.checkpoints import Optimizers
@@ -129,14 +129,14 @@ MACHINE = resolve_hardware(HardwareConfig(device="cpu", num_threads=1, micro_bat
 
 
 def run_of(around: Any, **changed: Any) -> RunContext:
-    """changed: fields of the run, of its trainer, or of `every`."""
+    """changed: fields of the run or of its trainer; log, eval, save: intervals in steps."""
     parts = ("logger", "checkpoints", "stop", "watchdog", "buffer_checks")
     of_trainer = {name: changed.pop(name) for name in [*changed] if name in TrainerConfig.__dataclass_fields__}
-    every = {name: changed.pop(name, default) for name, default in {"log": 2, "eval": 3, "save": 4}.items()}
+    every = {f"{name}_every": changed.pop(name, steps) for name, steps in {"log": 2, "eval": 3, "save": 4}.items()}
     given: dict[str, Any] = {
         "world": ONE, "callbacks": [around],
         "trainer": trainer(**{"global_batch_size": 4, "keep_best": 2, **of_trainer}),
-        "monitor": MonitorConfig(), "hardware": MACHINE, "every": Every(**every),
+        "monitor": MonitorConfig(), "hardware": MACHINE, **every,
         "samples_per_epoch": 10, "total_steps": 7,
         **dict.fromkeys(parts, around),
     }  # fmt: skip
