@@ -218,7 +218,7 @@ def make_train_loader(
     if task_class(config).stateful and mark is None:
         raise ConfigError(
             f"data.order: {task_class(config).__name__} keeps states from row to row, but {node['_target_']} has no "
-            "lanes - use samebits.data.order.lanes: docs/data_orders.md, Continue sequences"
+            "lanes - choose data/order=lanes (docs/data_orders.md#continue-sequences-from-step-to-step)"
         )
     lanes = config.values["task"].get("lanes", batch_size)
     if task_class(config).stateful and lanes != batch_size:

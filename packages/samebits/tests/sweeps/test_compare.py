@@ -97,7 +97,7 @@ def test_the_texts_say_it() -> None:
     noise = np.random.default_rng(0).normal(0, 1, 8)
     study = two((1 + noise).tolist(), (3 + noise * 1.01).tolist())
     said = markdown(Facts(study))
-    assert "## More than seeds? " in said
+    assert "## Differences from the best: " in said
     assert "| differs |" in said
     (found,) = data(Facts(study))["sections"]["compared"]  # the page's
     (row,) = found["table"]["rows"]

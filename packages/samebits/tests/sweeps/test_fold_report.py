@@ -196,8 +196,8 @@ def test_a_configuration_without_some_runs_is_not_the_best() -> None:
     assert best_group(fewer).label == "lr=0.2"
     text = markdown(Facts(fewer))
     assert "of 9 of 10 runs only" in text
-    assert "Against lr=0.2, which has the best mean of those with most runs, 5 folds x 2 seeds. Effect" in text
-    assert "Against lr=0.1, which has the best mean. Effect" in markdown(Facts(study))
+    assert "compared with lr=0.2, which has the best mean of those with most runs, 5 folds x 2 seeds. Effect" in text
+    assert "compared with lr=0.1, which has the best mean. Effect" in markdown(Facts(study))
 
 
 def test_three_folds_at_least() -> None:

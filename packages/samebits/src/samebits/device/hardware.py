@@ -116,7 +116,7 @@ def choose_device(hardware: HardwareConfig) -> str:
         return next(device for device, is_there in has.items() if is_there())
     if not has[hardware.device]():
         raise ConfigError(
-            f"hardware.device={hardware.device}: this machine has none, or this build of torch cannot use it - "
+            f"hardware.device={hardware.device}: this machine has no such device, or torch cannot use it - "
             "hardware=auto uses an available device"
         )
     return hardware.device

@@ -239,17 +239,17 @@ def _comparison(study: Study, key: str, compared: Sequence[Comparison]) -> Secti
         f" of those with most {'runs' if study.fold_keys else 'seeds'}, {best.averaged(objective)}" if others else ""
     )
     note = (
-        f"Against {best.label}, which has the best mean{whose}. Effect size: the difference in standard "
-        "deviations, of the pairs of one seed (d_z, Cohen 1988) or, where seeds differ, of the runs (g, Hedges 1981). "
-        "Interval: Student's t of the pairs (else Welch's), wider because the best was chosen by these scores. "
-        'p: corrected for all rows and that choice (max-T, step-down, normal scores): any false "differs" in this '
-        "table has a chance of 5 %. "
+        f"Each row is compared with {best.label}, which has the best mean{whose}. Effect size: the difference divided "
+        "by a standard deviation: of the differences between runs of one seed (d_z, Cohen 1988) or, if seeds differ, "
+        "of the runs (g, Hedges 1981). Interval: by Student's t for pairs of runs, otherwise by Welch's; it is wider "
+        "because the best was chosen by these scores. p is corrected for all rows and for this choice (max-T, "
+        'step-down, normal scores): the probability of any false "differs" in this table is 5 %. '
     )
     if study.fold_keys:
-        note = note.replace("of one seed", "of one fold").replace("where seeds", "where folds")
+        note = note.replace("of one seed", "of one fold").replace("if seeds", "if folds")
         note += "Variances are corrected for the training rows that folds share (Nadeau and Bengio 2003)."
     else:
-        note += "Seeds needed: to find such a difference in 80 % of such tables."
+        note += "Seeds needed: the number with which 80 % of such tables find this difference."
 
     def row(each: Comparison) -> list[Cell]:
         size = "-" if each.effect is None else f"{each.effect_name} {each.effect:+.2g}"
@@ -262,7 +262,7 @@ def _comparison(study: Study, key: str, compared: Sequence[Comparison]) -> Secti
         ]  # fmt: skip
 
     sheet = Sheet(COMPARED, [row(each) for each in compared])
-    return Section(f"More than {study.repeats}? {key}", (note,), sheet.without(NEEDED) if study.fold_keys else sheet)
+    return Section(f"Differences from the best: {key}", (note,), sheet.without(NEEDED) if study.fold_keys else sheet)
 
 
 def _differences(study: Study) -> Section:
