@@ -44,6 +44,7 @@ README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files in which the package is not renamed: the libraries, the tools, and pages about the template or its history.
 VERBATIM = (ENGINE, "vendor/", "tools/", "docs/fork.md", "docs/remote_data.md", "CHANGELOG.md", "LICENSE")
 SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of `moved` in project.py: import paths that saved configs have
+FORGETTING = ("project.py", "builders.py")  # in these and in src/*.py, lines that name a deleted module are deleted
 ANSWERS = ".copier-answers.yml"
 
 
@@ -301,7 +302,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Sequence[Part]) -> None:
         tree / "mkdocs.yml",
         tree / "pyproject.toml",
         *tree.glob("src/*.py"),
-        *tree.glob("src/*/project.py"),
+        *(path for name in FORGETTING for path in tree.glob(f"src/*/{name}")),
         *(tree / "conf").rglob("*.yaml"),
     ]:
         if not page.exists() or page.name in ("fork.md", "CHANGELOG.md"):

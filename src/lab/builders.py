@@ -92,7 +92,7 @@ def optim_of(config: Config, objective: str) -> OptimNode:
 
 def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware) -> None:
     """Raise ConfigError if the task's methods and attributes contradict each other or the config. Reads no batch."""
-    check_task_names(task)
+    check_task_names(task)  # lab.renamed
     kind, trainer = type(task).__name__, config.trainer
     if task.allows_micro_batches and len(hardware.micro_batch_sizes) > 1 and hardware.compile not in (None, BLOCKS):
         raise ConfigError(
@@ -241,7 +241,7 @@ def make_factor(node: OptimNode, rules: int, epochs: Epochs | None) -> Any:
     """Build a schedule. rules: the run's version of lab.options.RULES."""
     key = f"{node.key}.schedule"
     factor = construct(PROJECT, key, node.options.schedule)
-    check_method(key, factor, "on_score")
+    check_method(key, factor, "on_score")  # lab.renamed
     for one in constants_in(factor):
         object.__setattr__(one, "epochs", epochs)
         if rules < 2:
@@ -268,7 +268,7 @@ def make_optimizer(
         optimizer = build_optimizer(
             make, lambda: parameter_groups(named, decay, options.decay_norms_and_biases, options.lr_factors, others)
         )
-        check_method(key, optimizer, "eval_weight")
+        check_method(key, optimizer, "eval_weight")  # lab.renamed
         of_kind(key, node.optimizer, optimizer, Optimizer)
     if not hasattr(optimizer, "param_groups"):
         raise ConfigError(
