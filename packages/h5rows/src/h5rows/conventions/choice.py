@@ -20,7 +20,7 @@ from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
-from h5rows.reading.stored import stored
+from h5rows.reading.stored import dtype_of, stored
 from h5rows.reading.texts import UTF_8, name_of
 
 VARYING = "has rows of different length"
@@ -108,9 +108,7 @@ def names_below(file: h5py.File, group: str) -> Iterator[str]:
                 yield name
                 whole += [f"{name}/"] * (not attribute(item, "signal"))
         elif isinstance(item, h5py.Dataset) and item.shape:
-            members: Any = None
-            with suppress(TypeError, ValueError):  # NumPy has no such type: reading it raises an error
-                members = stored(item).dtype.names
+            members = getattr(dtype_of(stored(item)), "names", None)
             yield from [f"{name}/{member}" for member in members or ()] or [name]
 
 

@@ -17,6 +17,7 @@ from h5rows.packing.survey import DATASET, UNREADABLE, Survey, grows
 from h5rows.reading.external import check_external
 from h5rows.reading.filters import missing_filter
 from h5rows.reading.memory import check_declared
+from h5rows.reading.stored import dtype_of
 from h5rows.reading.texts import said_of
 
 SMALL = 4096  # bytes; for smaller datasets a separate page is not worth it
@@ -83,14 +84,6 @@ def is_plain(dset: h5py.Dataset) -> bool:
     if dtype.kind not in "biufcSV" or (dset.id.get_type().committed() and native(dtype) != dtype):
         return False
     return bool(dset.id.get_type().equal(h5py.h5t.py_create(dset.dtype, logical=True)))
-
-
-def dtype_of(dset: h5py.Dataset) -> np.dtype | None:
-    """Return the dtype; None if NumPy does not have it."""
-    try:
-        return dset.dtype
-    except (TypeError, ValueError):
-        return None
 
 
 def padded(dtype: np.dtype) -> bool:

@@ -14,18 +14,10 @@ from h5rows.errors import ConfigError, argument, as_typed, printable
 from h5rows.reading import filters
 from h5rows.reading.external import ALLOW_EXTERNAL, check_external, check_links, items_below
 from h5rows.reading.opening import named, unreadable
-from h5rows.reading.stored import File, Stored, stored
+from h5rows.reading.stored import File, Stored, dtype_of, stored
 from h5rows.reading.texts import UTF_8, name_of
 
 _LISTED = 24
-
-
-def type_name(dset: h5py.Dataset) -> str:
-    """Return the type of a dataset as text, also if NumPy has no such type."""
-    try:
-        return str(dset.dtype)
-    except (TypeError, ValueError) as error:  # NumPy has no such type
-        return f"({error})"
 
 
 def find(
@@ -146,7 +138,7 @@ def _choices(group: h5py.Group, wanted: str) -> str:
     for name, item in items_below(group):
         with suppress(OSError, RuntimeError, KeyError, ValueError, TypeError):
             if isinstance(item, h5py.Dataset):
-                there.append(f"{name} {item.shape} {type_name(item)}")
+                there.append(f"{name} {item.shape} {dtype_of(item) or 'of another type'}")
         if len(there) >= _LISTED:
             break
     names = [line.split(" ")[0] for line in there]

@@ -85,6 +85,14 @@ def _dtype(dset: h5py.Dataset) -> np.dtype[Any]:
         return np.dtype(columns)
 
 
+def dtype_of(dset: h5py.Dataset) -> np.dtype[Any] | None:
+    """Return the dtype; None if NumPy does not have it."""
+    try:
+        return dset.dtype
+    except (TypeError, ValueError):
+        return None
+
+
 class Stored(h5py.Dataset):  # type: ignore[misc]
     """A dataset of a file that is open for reading. file: that file; None: h5py looks it up at each use."""
 
