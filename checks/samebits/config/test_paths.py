@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from common import ROOT
+from omegaconf import DictConfig
 
 from lab.program import PROGRAM
 from samebits.runs import write_config
@@ -62,6 +63,21 @@ def test_a_saved_config_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     assert str(ROOT) not in (run / "config.yaml").read_text()
     assert read_config(PROGRAM, run) == cfg
     assert load_flat(PROGRAM, run)["data.path"] == "${root:}/data/digits.h5"
+
+
+def test_a_saved_config_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has 100 nodes, each with checks of OmegaConf's."""
+    run, cfg = saved(tmp_path / "run")
+    made = []
+    original = DictConfig.__init__
+
+    def init(self: DictConfig, content: Any, *rest: Any, **more: Any) -> None:
+        made.append(more.get("parent"))
+        original(self, content, *rest, **more)
+
+    monkeypatch.setattr(DictConfig, "__init__", init)
+    assert read_config(PROGRAM, run) == cfg
+    assert made.count(None) == 1
 
 
 def test_absolute_paths_of_an_older_run_are_this_project_s_where_it_has_them(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +58,7 @@ def read_config(project: Project, directory: Path) -> DictConfig:
     A key that is newer than the run gets its default; a key that no longer exists is removed. Both are logged.
     """
     check_run_dir(directory)
-    return current(project, saved_config(project, directory), directory / CONFIG)
+    return current(project, _loaded(directory / CONFIG, partial(_here, project, directory)), directory / CONFIG)
 
 
 def current(project: Project, cfg: Any, path: Path) -> DictConfig:
@@ -65,9 +66,9 @@ def current(project: Project, cfg: Any, path: Path) -> DictConfig:
     hints = hints_of(project.schema)
     needed = [one.name for one in fields(project.schema) if one.default is one.default_factory is MISSING]
     groups = [name for name in needed if hints[name] is not str]
-    if not isinstance(cfg, DictConfig) or not all(isinstance(cfg._get_node(group), DictConfig) for group in groups):
-        raise ConfigError(f"{path}: not the config of a run, which has {', '.join(groups)}; restore it from a copy")
     values = plain(cfg, resolve=False)
+    if not isinstance(values, dict) or not all(isinstance(values.get(group), dict) for group in groups):
+        raise ConfigError(f"{path}: not the config of a run, which has {', '.join(groups)}; restore it from a copy")
     try:
         check_resolved(values)
     except ConfigError as error:
@@ -80,7 +81,8 @@ def current(project: Project, cfg: Any, path: Path) -> DictConfig:
         if keys and (path, what) not in _said:
             _said.add((path, what))
             log.warning("%s: keys that are %s: %s", path, what, ", ".join(keys))
-    return DictConfig(values)
+    with _reading(path):
+        return DictConfig(values)
 
 
 def saved_config(project: Project, directory: Path) -> Any:
@@ -90,22 +92,28 @@ def saved_config(project: Project, directory: Path) -> Any:
     """
 
     def load(text: str) -> Any:
-        check_yaml(text)
-        values = yaml.load(text, ConfigLoader)
-        if not isinstance(values, dict):
-            return values
-        was = localized(project.root, values)
-        here = moved_here(project.root, was, writer(directory))
-        if here != was and (directory, "moved") not in _said:
-            _said.add((directory, "moved"))
-            log.warning(
-                "%s: was saved by the project in %s: its paths are now in this project",
-                directory / CONFIG,
-                writer(directory),
-            )
-        return DictConfig(here)
+        values = _here(project, directory, text)
+        return DictConfig(values) if isinstance(values, dict) else values
 
     return _loaded(directory / CONFIG, load)
+
+
+def _here(project: Project, directory: Path, text: str) -> Any:
+    """Return the plain values of config.yaml with the paths of this project."""
+    check_yaml(text)
+    values = yaml.load(text, ConfigLoader)
+    if not isinstance(values, dict):
+        return values
+    was = localized(project.root, values)
+    here = moved_here(project.root, was, writer(directory))
+    if here != was and (directory, "moved") not in _said:
+        _said.add((directory, "moved"))
+        log.warning(
+            "%s: was saved by the project in %s: its paths are now in this project",
+            directory / CONFIG,
+            writer(directory),
+        )
+    return here
 
 
 def check_saved(project: Project, cfg: Any) -> None:
@@ -336,8 +344,15 @@ def load_plain(path: Path, kind: type[T], load: Callable[[str], Any] = checked_y
 
 def _loaded(path: Path, load: Callable[[str], Any]) -> Any:
     """Return load(text of the file). load: must call check_yaml, because the text is untrusted."""
-    try:
+    with _reading(path):
         return load(read_text(path))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Convert an error in the values of a yaml file within this block to a ConfigError of one line."""
+    try:
+        yield
     except CorruptFileError:
         raise
     except OSError as error:
