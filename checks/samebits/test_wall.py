@@ -254,6 +254,7 @@ ALLOWED = {
     "checks/samebits/config/test_untrusted.py": "each reader of a stranger's files",
     "checks/samebits/data/test_damage.py": "a checkpoint in parts, without a run",
     "checks/samebits/data/test_worker_processes.py": "counts trials of loaders",
+    "checks/samebits/world/test_early.py": "a signal after a run has ended",
     "checks/samebits/device/test_small_steps.py": "the bound of a small step",
     "checks/samebits/loggers/test_loggers.py": "a server that refuses",
     "checks/samebits/loggers/test_wandb.py": "a server that refuses",
