@@ -145,7 +145,7 @@ MISTAKES = {
     "None": ((METRIC.format("nothing"),), "task.metrics.own: must return one value per sample"),
     "a number": ((METRIC.format("number"),), "task.metrics.own: must return one value per sample"),
     "a field that is missing": ((METRIC.format("missing"),), "task.metrics.own: KeyError: 'label' ({own}, line "),
-    "a score that is a text": ((METRIC.format("Text"),), "log('val/own'): expected a number, got str"),
+    "a score that is a text": ((METRIC.format("Text"),), "task.metrics.own: compute returned a str: return a number, a tensor or a mapping"),
     "no reset": ((METRIC.format("NoReset"),), "task.metrics.own: AttributeError: 'NoReset' object has no attribute 'reset' ("),
     "no update": ((METRIC.format("NoUpdate"),), "task.metrics.own: AttributeError: 'NoUpdate' object has no attribute 'update' ("),
     "a compute without world": ((METRIC.format("NoWorld"),), "task.metrics.own: TypeError: NoWorld.compute() takes 1 positional argument but 2 were given ("),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lab.average import evaluation_mode, prepare_evaluation_model
 from lab.callbacks.base import overridden_methods
 from lab.checks import call_with_hints, key_in_errors
-from lab.metrics.base import as_metric
+from lab.metrics.base import as_metric, same_on_all_ranks, scores_of
 from lab.objective import LossModule
 from lab.pending import out_of_patience
 from lab.state import RunContext, TrainState
@@ -88,11 +88,11 @@ def evaluate(
     world.all_reduce_sum(sums)
     *totals, samples = to_host(sums)
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
+    computed: dict[str, float] = {}
     for name, metric in stateful.items():
         with key_in_errors(f"task.metrics.{name}"):
-            score = compute(name, metric, world)
-        scores |= {f"{name}/{k}": v for k, v in score.items()} if isinstance(score, Mapping) else {name: score}
-    return scores
+            computed |= scores_of(compute(name, metric, world), name)
+    return scores | (same_on_all_ranks(computed, world) if stateful else {})
 
 
 def _sums(values: list[Tensor], weights: Tensor | None, precise: torch.dtype) -> list[Tensor]:

@@ -15,7 +15,7 @@ from common import QUICK
 from torch import Tensor
 
 from lab.metrics.auroc import AUROC
-from lab.metrics.base import SummedMetric, as_metric
+from lab.metrics.base import SummedMetric, as_metric, scores_of
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
@@ -43,7 +43,8 @@ def score(metric: Any, output: Tensor, label: Tensor, world: World = ONE) -> Any
     metric.reset()
     for outputs, batch in batches(output, label):
         metric.update(outputs, batch)
-    return metric.compute(world)
+    found = dict(scores_of(metric.compute(world), ""))
+    return found.get("", {name.removeprefix("/"): value for name, value in found.items()})
 
 
 # ---- by their formulas, in plain NumPy
@@ -223,6 +224,19 @@ METRICS = (
     "+task.metrics.kappa={_target_: torchmetrics.CohenKappa, task: multiclass, num_classes: 10}",
 )
 RUN = (*QUICK, *METRICS, "trainer.max_steps=12", "trainer.eval_every=3", "monitor.mode=max", "optim.lr=0.01")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_score_of_one_rank_only_is_refused(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each rank has another best checkpoint, and they wait for each other at the next one for hours."""
+    monkeypatch.setattr(MacroF1, "compute", lambda self, world: torch.tensor(self.score(self.total)))
+    run = (*QUICK, METRICS[0], "monitor.key=val/f1", "monitor.mode=max", "trainer.max_steps=2")
+    if ranks == 1:
+        assert isinstance(result(start_run(tmp_path / "run", *run))["val/f1"], float)  # a tensor is a score, too
+        return
+    with pytest.raises(ConfigError, match=r"^task\.metrics\.f1: compute returned 0\S+ on rank 0 and 0\S+ on rank 1: "):
+        start_run(tmp_path / "run", *run, *WAYS["2 ranks"])
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

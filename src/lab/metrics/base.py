@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,16 +79,14 @@ class Torchmetric:
         """Add a batch."""
         self.metric.to(output.device).update(output, batch["y"])
 
-    def compute(self, world: World) -> Score:
+    def compute(self, world: World) -> Any:
         """Return the score of all ranks. All ranks must call it."""
         for one in self.metric.to(world.device).modules():
             if hasattr(one, "dist_sync_fn"):  # torchmetrics' default fails on ranks without samples, see `gathered`
                 one.dist_sync_fn = lambda value, group=None: gathered(value, world)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The ``compute`` method")  # a rank without samples
-            value = self.metric.compute()
-        scores = dict(flat(value))
-        return scores[""] if list(scores) == [""] else scores
+            return self.metric.compute()
 
 
 def gathered(value: Tensor, world: World) -> list[Tensor]:
@@ -99,16 +98,37 @@ def gathered(value: Tensor, world: World) -> list[Tensor]:
     return [part if part.numel() else known[:0] for part in parts] if known.dim() else parts
 
 
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+def scores_of(value: Any, name: str) -> Iterator[tuple[str, float]]:
     """Yield (name, number) of a metric's result: a number, a tensor or list (names are indices), or a mapping of
     these."""
-    if isinstance(value, (list, tuple)) or (isinstance(value, Tensor) and value.dim()):
+    if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from flat(inner, f"{name}/{key}" if name else str(key))
-    else:
+            yield from scores_of(inner, f"{name}/{key}")
+    elif hasattr(value, "__float__"):
         yield name, float(value)
+    else:
+        raise ConfigError(
+            f"task.metrics.{name}: compute returned a {type(value).__name__}: return a number, a tensor or a mapping"
+        )
+
+
+def same_on_all_ranks(scores: dict[str, float], world: World) -> dict[str, float]:
+    """Return rank 0's scores, so that all ranks decide alike. Raise ConfigError on all ranks if their scores differ by
+    more than rounding."""
+    told = world.gather_object(scores)
+    lines = [
+        f"task.metrics.{name}: compute returned {told[0][name]:.6g} on rank 0 and {other[name]:.6g} on rank {rank}: "
+        "combine the samples of all ranks, by SummedMetric or world.all_gather"
+        for rank, other in enumerate(told)
+        for name in told[0].keys() & other.keys()
+        if not np.isclose(told[0][name], other[name], rtol=1e-4, atol=1e-6, equal_nan=True)
+    ]
+    first, lines = world.broadcast_object([told[:1], lines[:1]])
+    if lines:
+        raise ConfigError(lines[0])
+    return {**scores, **first[0]}
 
 
 def as_metric(metric: Any) -> Any:
