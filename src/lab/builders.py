@@ -242,10 +242,10 @@ def make_factor(node: OptimNode, rules: int, epochs: Epochs | None) -> Any:
     key = f"{node.key}.schedule"
     factor = construct(PROJECT, key, node.options.schedule)
     check_method(key, factor, "on_score")  # lab.renamed
-    for one in constants_in(factor):
-        object.__setattr__(one, "epochs", epochs)
+    for constant in constants_in(factor):
+        object.__setattr__(constant, "epochs", epochs)
         if rules < 2:
-            object.__setattr__(one, "every_step_trains", False)
+            object.__setattr__(constant, "every_step_trains", False)
     return factor
 
 

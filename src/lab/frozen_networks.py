@@ -62,10 +62,10 @@ def _saved(name: str, source: Any, file: Path, seed: int) -> nn.Module:
         raise ConfigError(
             f"{file}: is missing; it contains the run's frozen network {name} - copy it from the original run"
         )
-    held = load_verified(file)
+    saved = load_verified(file)
     built = isinstance(source, nn.Module)
-    with seeded(held.get("seed", seed)):  # files of version 0.2 have neither this nor "quantized"
-        network = source if built else construct(PROJECT, f"{file.name}: model", held["node"], nn.Module)
-    quantize_layers(network, held.get("quantized", {}))
-    load_weights(network, held["model"], str(file))
+    with seeded(saved.get("seed", seed)):  # files of version 0.2 have neither this nor "quantized"
+        network = source if built else construct(PROJECT, f"{file.name}: model", saved["node"], nn.Module)
+    quantize_layers(network, saved.get("quantized", {}))
+    load_weights(network, saved["model"], str(file))
     return network

@@ -61,7 +61,7 @@ def beam(
         raise ConfigError(f"beams={beams}: a beam search keeps at least 1 sequence")
     size, start, device = len(prompt), prompt.shape[1], prompt.device
     tokens = prompt.repeat_interleave(beams, 0)  # (B * beams, P)
-    context = [one.repeat_interleave(beams, 0) for one in context]
+    context = [tensor.repeat_interleave(beams, 0) for tensor in context]
     scores = torch.full((size, beams), -torch.inf, device=device)
     scores[:, 0] = 0  # in the first step all beams are the same prompt, so only one of them may be continued
     ended = torch.zeros(size, beams, dtype=torch.bool, device=device)

@@ -20,17 +20,17 @@ def layers_of(model: nn.Module, key: str, exclude: Sequence[str]) -> dict[str, n
     key: the config group, for messages."""
     layers = {name: part for name, part in model.named_modules() if isinstance(part, KINDS)}
     names = f"names are {format_keys([*layers])}" if layers else "there are none"
-    for pattern in (patterns := [regex(one, f"{key}.exclude") for one in exclude]):
+    for pattern in (patterns := [regex(text, f"{key}.exclude") for text in exclude]):
         if not any(map(pattern.search, layers)):
             raise ConfigError(f"{key}.exclude: {pattern.pattern!r} matches no linear or convolutional layer; {names}")
-    found = {name: one for name, one in layers.items() if not any(pattern.search(name) for pattern in patterns)}
+    selected = {name: layer for name, layer in layers.items() if not any(pattern.search(name) for pattern in patterns)}
     others = (part for part in model.modules() if not isinstance(part, KINDS))
     elsewhere = {id(p) for part in others for p in part.parameters(recurse=False)}
-    if tied := [name for name, one in found.items() if id(one.weight) in elsewhere]:
+    if tied := [name for name, layer in selected.items() if id(layer.weight) in elsewhere]:
         raise ConfigError(
             f"{key}: {tied[0]} shares its weight with another module, such as an embedding - exclude it: "
             f"'{key}.exclude=[\"^{tied[0]}$\"]'"
         )
-    if not found:
+    if not selected:
         raise ConfigError(f"{key}: {type(model).__name__} has no linear or convolutional layer to change; {names}")
-    return found  # type: ignore[return-value]
+    return selected  # type: ignore[return-value]

@@ -105,7 +105,7 @@ def describe_transforms(config: Config, dataset: Any) -> list[str]:
     """Return the lines of the `describe` methods of data.transforms, for the first lines of the log."""
     spec = getattr(dataset, "spec", {})
     built = [construct(PROJECT, f"data.transforms.{name}", node) for name, node in config.data.transforms.items()]
-    return [line for one in built if hasattr(one, "describe") for line in one.describe(spec)]
+    return [line for transform in built if hasattr(transform, "describe") for line in transform.describe(spec)]
 
 
 def unlike_splits(sets: Mapping[str, Any]) -> list[str]:

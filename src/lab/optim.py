@@ -100,15 +100,15 @@ def runs_fused(make: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> 
     kernels raise only in a step, and torch's fused SGD with momentum on a CPU ignores the first half-precision one."""
     for device, dtype in {(p.device, p.dtype) for group in groups for p in group["params"]}:
         # 64 elements, so that vector instructions run; zeros, because near 0 half precision keeps a small step
-        one, other = (nn.Parameter(torch.zeros(64, device=device, dtype=dtype)) for _ in range(2))
-        one.grad, other.grad = torch.ones_like(one), torch.ones_like(other)
+        fused, plain = (nn.Parameter(torch.zeros(64, device=device, dtype=dtype)) for _ in range(2))
+        fused.grad, plain.grad = torch.ones_like(fused), torch.ones_like(plain)
         try:
-            lean_step(make([one], fused=True))
+            lean_step(make([fused], fused=True))
         except RuntimeError:
             return False
         if device.type == "cpu":
-            lean_step(make([other], fused=False))
-            if not torch.allclose(one, other, rtol=0.05, atol=0):
+            lean_step(make([plain], fused=False))
+            if not torch.allclose(fused, plain, rtol=0.05, atol=0):
                 return False
     return True
 

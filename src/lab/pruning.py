@@ -102,7 +102,7 @@ def sparsity_at(pruning: PruningConfig, step: int, total_steps: int) -> float | 
 def extend(masked: list[tuple[nn.Parameter, Tensor]], share: float, together: bool) -> bool:
     """Set masks to False for the smallest weights, until they are this share of each layer, or of all layers
     `together`. Return whether more weights are pruned than before, which is equal on all ranks."""
-    groups = [masked] if together else [[one] for one in masked]
+    groups = [masked] if together else [[layer] for layer in masked]
     grown = False
     for group in groups:
         kept = torch.cat([mask.flatten() for _, mask in group])

@@ -104,7 +104,7 @@ def _read(directory: Path, name: str) -> Any:
             "which a run computes when it begins - copy the file from the original run, or give numbers"
         )
     lists = [values.get("mean"), values.get("std")] if isinstance(values, dict) else [None]
-    if not all(isinstance(one, list) and one and all(type(v) in (int, float) for v in one) for one in lists):
+    if not all(isinstance(numbers, list) and numbers and {*map(type, numbers)} <= {int, float} for numbers in lists):
         raise CorruptFileError(f"{directory / FILE}: damaged, {key} needs lists of numbers as mean and std")
     return values
 

@@ -276,7 +276,7 @@ def extremes_of(columns: Iterable[Any]) -> tuple[int, int]:
     import pyarrow.compute as pc
 
     found = [pc.min_max(column).as_py() for column in columns]
-    values = [int(value) for one in found for value in one.values() if value is not None]
+    values = [int(value) for extremes in found for value in extremes.values() if value is not None]
     return min(values, default=0), max(values, default=0)
 
 

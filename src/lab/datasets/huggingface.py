@@ -193,14 +193,14 @@ class Source:
             what = f"data.fields: {self._where}: column {name!r}"
             if self.streaming:
                 raise ConfigError(f"{what} has strings; their classes in a stream are unknown - use data=huggingface")
-            found = set().union(*(one.unique(name) for one in self.splits.values()))
-            return sorted_classes(found, sum(map(len, self.splits.values())), what)
+            names = set().union(*(split.unique(name) for split in self.splits.values()))
+            return sorted_classes(names, sum(map(len, self.splits.values())), what)
 
         schema = self._features.arrow_schema
         made = Columns(fields, schema, self._where, missing, cell, functools.cache(classes))
-        for split, one in self.splits.items():
+        for split, dataset in self.splits.items():
             for name in made.names:
-                if (one.features or {}).get(name) != self._features[name]:
+                if (dataset.features or {}).get(name) != self._features[name]:
                     first = next(iter(self.splits))
                     raise ConfigError(f"{self._where}: the column {name!r} of {split} has another type than in {first}")
         return made
@@ -224,7 +224,7 @@ class Source:
         if self.streaming:
             raise ConfigError(f"data.num_outputs: the largest {name!r} of a stream is unknown - set data.num_outputs")
         return extremes_of(
-            flattened(one.with_format("arrow")[:].column(name)) for one in self.splits.values() if len(one)
+            flattened(split.with_format("arrow")[:].column(name)) for split in self.splits.values() if len(split)
         )
 
 

@@ -81,7 +81,7 @@ class Mixed:
         """Return how many rows of the parts are also rows of the parts of the other split, if their data sets of one
         type have a method `shared_rows`. If a part shares rows with several parts, only the largest number counts."""
         return sum(
-            max((part.shared_rows(one) for one in other.parts.values() if type(one) is type(part)), default=0)
+            max((part.shared_rows(theirs) for theirs in other.parts.values() if type(theirs) is type(part)), default=0)
             for part in self.parts.values()
             if hasattr(part, "shared_rows")
         )
@@ -169,27 +169,28 @@ def mixture(dataset: Any, seed: int) -> MixtureOrder:
 
 def _names(parts: Mapping[str, Any], splits: Mapping[str, Any], split: str) -> list[str]:
     """Return the names of the parts of a split, in the order of the config."""
-    asked, key = splits[split], f"data.splits.{split}"
-    given = {name: node.get("splits") for name, node in parts.items()}
-    have = [
-        name for name, one in given.items() if not one or not isinstance(one, Mapping) or one.get(split) is not None
-    ]
-    if asked == "all":
+    wanted, key = splits[split], f"data.splits.{split}"
+    have = []  # names of the parts with this split
+    for name, node in parts.items():
+        own = node.get("splits")
+        if not own or not isinstance(own, Mapping) or own.get(split) is not None:
+            have.append(name)
+    if wanted == "all":
         if lacking := [name for name in parts if name not in have and split == "train"]:
             raise ConfigError(f"data.parts.{lacking[0]}.splits.train: null, but {key}=all - list the other parts there")
         if not have:
             raise ConfigError(f"{key}=all: no part has a split {split!r} - set it to null")
         return have
-    for name in asked if isinstance(asked, list) else [asked]:
+    for name in wanted if isinstance(wanted, list) else [wanted]:
         if name not in parts:
             raise ConfigError(
-                f"{key}={asked}: {name!r} is not a part; parts are {', '.join(parts)} - or give all, or null"
+                f"{key}={wanted}: {name!r} is not a part; parts are {', '.join(parts)} - or give all, or null"
             )
         if name not in have:
             raise ConfigError(f"data.parts.{name}.splits.{split}: null or missing, but {key} contains this part")
-    if not isinstance(asked, list) or not asked:
-        raise ConfigError(f"{key}={asked}: give a list of parts ({', '.join(parts)}), all, or null")
-    return [name for name in parts if name in asked]
+    if not isinstance(wanted, list) or not wanted:
+        raise ConfigError(f"{key}={wanted}: give a list of parts ({', '.join(parts)}), all, or null")
+    return [name for name in parts if name in wanted]
 
 
 def _built(name: str, node: Mapping[str, Any], split: str) -> Any:
@@ -234,9 +235,9 @@ def _together(specs: Mapping[str, Spec]) -> Spec:
     for name, spec in specs.items():
         for field, kind in spec.items():
             if fields.setdefault(field, kind) != kind:
-                one, other = (described(*one) for one in (kind, fields[field]))
+                here, there = described(*kind), described(*fields[field])
                 raise ConfigError(
-                    f"data.parts.{name}.fields.{field}: {one}, but {other} in data.parts.{home[field]} - all "
+                    f"data.parts.{name}.fields.{field}: {here}, but {there} in data.parts.{home[field]} - all "
                     "parts of a batch must agree: change the files, or remove the field from one part (null)"
                 )
             home.setdefault(field, name)
@@ -263,7 +264,7 @@ def _bytes(spec: Spec) -> int:
 
 @contextmanager
 def about_part(name: str) -> Iterator[None]:
-    """In this block, replace `data` by data.parts.<name> in a ConfigError: a data set's class only knows `data`."""
+    """In this block, replace `data`, which the messages of a data set's class name, by data.parts.<name>."""
     try:
         yield
     except ConfigError as error:

@@ -82,15 +82,15 @@ def stages_of(weights: Mapping[str, Any], names: Sequence[str]) -> list[tuple[in
         raise ConfigError(f"data.weights: has {sorted(weights)}; give one for each part: {sorted(names)}")
     steps = {name: _steps(name, weights[name]) for name in names}
     stages = []
-    for begin in sorted({begin for one in steps.values() for begin in one}):
-        now = [one[max(b for b in one if b <= begin)] for one in (steps[name] for name in names)]
-        scale = lcm(*(one.denominator for one in now))
-        whole = [int(one * scale) for one in now]
-        whole = [one // (gcd(*whole) or 1) for one in whole]
-        if not 0 < sum(whole) < MOST:
-            why = "are all 0" if not sum(whole) else "have too many digits: use small integers such as 1 and 7"
+    for begin in sorted({begin for weights_of in steps.values() for begin in weights_of}):
+        present = [steps[name][max(b for b in steps[name] if b <= begin)] for name in names]
+        scale = lcm(*(weight.denominator for weight in present))
+        integers = [int(weight * scale) for weight in present]
+        integers = [weight // (gcd(*integers) or 1) for weight in integers]
+        if not 0 < sum(integers) < MOST:
+            why = "are all 0" if not sum(integers) else "have too many digits: use small integers such as 1 and 7"
             raise ConfigError(f"data.weights={dict(weights)}: the weights from sample {begin} on {why}")
-        stages.append((begin, whole))
+        stages.append((begin, integers))
     return stages
 
 

@@ -168,7 +168,7 @@ class Parquet(TableRows):
         self._lock, self._cached = threading.Lock(), 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: one for key, one in self.__dict__.items() if key not in ("_cache", "_busy", "_lock", "_cached")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_busy", "_lock", "_cached")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -321,7 +321,7 @@ class Files:
 def open_files(path: str | Sequence[str]) -> Files:
     """Return the row groups of a path. Files that have not changed are opened once per process."""
     given = [path] if isinstance(path, str) else list(path)
-    names = [name for one in given for name in listed(str(one))]
+    names = [name for entry in given for name in listed(str(entry))]
     if twice := [name for name in set(names) if names.count(name) > 1]:
         raise ConfigError(f"data.path: {sorted(twice)[0]} is named twice - each file's rows would be in the set twice")
     return _open(tuple(names), ", ".join(map(str, given)), tuple(map(stamp, names)))

@@ -68,8 +68,8 @@ class AUROC:
             local = torch.cat([scores[:, column] for scores in self.scores]) if self.scores else empty
             scores = torch.cat([part.double() for part in map(Tensor.cpu, world.all_gather(local))])
             areas.append(area(scores, labels == number))
-        known = [one for one in areas if one is not None]
-        return sum(known) / len(known) if known else float("nan")
+        defined = [value for value in areas if value is not None]
+        return sum(defined) / len(defined) if defined else float("nan")
 
 
 def area(scores: Tensor, positive: Tensor) -> float | None:

@@ -81,9 +81,9 @@ class Torchmetric:
 
     def compute(self, world: World) -> Any:
         """Return the score of all ranks. All ranks must call it."""
-        for one in self.metric.to(world.device).modules():
-            if hasattr(one, "dist_sync_fn"):  # torchmetrics' default fails on ranks without samples, see `gathered`
-                one.dist_sync_fn = lambda value, group=None: gathered(value, world)
+        for metric in self.metric.to(world.device).modules():
+            if hasattr(metric, "dist_sync_fn"):  # torchmetrics' default fails on ranks without samples, see `gathered`
+                metric.dist_sync_fn = lambda value, group=None: gathered(value, world)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The ``compute`` method")  # a rank without samples
             return self.metric.compute()
@@ -93,9 +93,9 @@ def gathered(value: Tensor, world: World) -> list[Tensor]:
     """Return the state of each rank. A rank without samples may have a state of a wrong dtype and shape; it is replaced
     by an empty tensor, or expanded if it is a number."""
     parts = world.all_gather(value)
-    known = max((part for part in parts if part.numel()), key=Tensor.dim, default=value)
-    parts = [part if part.dim() else part.expand_as(known) for part in parts]
-    return [part if part.numel() else known[:0] for part in parts] if known.dim() else parts
+    right = max((part for part in parts if part.numel()), key=Tensor.dim, default=value)  # has the dtype and the shape
+    parts = [part if part.dim() else part.expand_as(right) for part in parts]
+    return [part if part.numel() else right[:0] for part in parts] if right.dim() else parts
 
 
 def scores_of(value: Any, name: str) -> Iterator[tuple[str, float]]:

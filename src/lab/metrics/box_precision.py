@@ -48,7 +48,7 @@ class BoxPrecision:
         target = [to_cpu(batch[name]) for name in ("boxes", "labels")]
         for name, (boxes, labels, *scores) in (("output", found), ("batch", target)):
             shape = tuple(labels.shape)
-            if labels.dim() != 2 or boxes.shape != (*shape, 4) or any(one.shape != shape for one in scores):
+            if labels.dim() != 2 or boxes.shape != (*shape, 4) or any(column.shape != shape for column in scores):
                 raise ConfigError(
                     f"BoxPrecision: boxes of shape {tuple(boxes.shape)} and labels of shape {shape} in the {name}; "
                     "expected (B, N, 4) and (B, N), in the output with scores (B, N)"
@@ -73,7 +73,8 @@ class BoxPrecision:
         empty = (torch.zeros(0).double(), torch.zeros(0).long(), torch.zeros(0, len(self.overlaps), dtype=torch.bool))
         columns = [torch.cat(parts) for parts in zip(empty, *self.found)]
         if world.size > 1:  # move to the device only to gather, because mps, which has one process, has no float64
-            columns = [torch.cat([to_cpu(part) for part in world.all_gather(one.to(world.device))]) for one in columns]
+            gathered = [world.all_gather(column.to(world.device)) for column in columns]
+            columns = [torch.cat([to_cpu(part) for part in parts]) for parts in gathered]
         scores, labels, hits = columns
         targets = to_cpu(world.all_reduce_sum(self.targets.to(world.device, copy=True)))
         if scores.isnan().any():  # the model has diverged
@@ -105,7 +106,7 @@ def overlap(first: Tensor, second: Tensor) -> Tensor:
     low = torch.maximum(first[:, None, :2], second[:, :2])
     high = torch.minimum(first[:, None, 2:], second[:, 2:])
     shared = (high - low).clamp(min=0).prod(2)
-    areas = [(one[:, 2:] - one[:, :2]).clamp(min=0).prod(1) for one in (first, second)]
+    areas = [(boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1) for boxes in (first, second)]
     return shared / (areas[0][:, None] + areas[1] - shared).clamp(min=1e-12)
 
 

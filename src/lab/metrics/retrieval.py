@@ -29,7 +29,7 @@ class Recall:
 
     def update(self, output: Any, batch: Mapping[str, Tensor]) -> None:
         """Add a batch."""
-        self.seen.append(torch.stack([one.detach().float() for one in output], 1))
+        self.seen.append(torch.stack([embeddings.detach().float() for embeddings in output], 1))
 
     def compute(self, world: World) -> dict[str, float]:
         """Return both recalls over all ranks, NaN without samples. All ranks must call it."""

@@ -35,7 +35,7 @@ class Block(nn.Module):
         """Return the block's output, (B, T, D)."""
         size, length, width = x.shape
         parts = self.qkv(self.norm_attention(x)).split(width, 2)  # split, because its backward is a single copy
-        query, key, value = (one.view(size, length, self.heads, -1).transpose(1, 2) for one in parts)
+        query, key, value = (part.view(size, length, self.heads, -1).transpose(1, 2) for part in parts)
         dropout = self.dropout if self.training else 0.0
         causal = self.causal and seen is None
         mixed = F.scaled_dot_product_attention(query, key, value, seen, dropout, is_causal=causal)

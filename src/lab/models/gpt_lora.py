@@ -38,14 +38,14 @@ def with_adapters(model: nn.Module, layers: Sequence[str], rank: Count, alpha: P
     rank. Raise ConfigError if an expression matches no layer.
     """
     patterns = [regex(pattern, "model.layers") for pattern in layers]
-    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     for pattern in patterns:
         if not any(map(pattern.search, linear)):
             raise ConfigError(
                 f"model.layers: no layer's name contains {pattern.pattern!r}; names are {format_keys([*linear])}"
             )
     model.requires_grad_(False)
-    for name, one in linear.items():
+    for name, layer in linear.items():
         if any(pattern.search(name) for pattern in patterns):
-            model.set_submodule(name, Adapted(one, rank, alpha / rank))
+            model.set_submodule(name, Adapted(layer, rank, alpha / rank))
     return model

@@ -125,7 +125,7 @@ class Lora(nn.Module):
         peft = need("peft", "model: Lora", "peft", extra="transformers")
         kinds = ("Linear", "Conv1D")  # the classes of torch and of transformers' GPT-2
         ends = [name for name, part in model.named_modules() if type(part).__name__ in kinds]
-        if missing := [one for one in layers if not any(f".{name}".endswith(f".{one}") for name in ends)]:
+        if missing := [layer for layer in layers if not any(f".{name}".endswith(f".{layer}") for name in ends)]:
             some = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in ends))
             raise ConfigError(f"model.layers: no linear layer is named {missing[0]}; names are {some}")
         options = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(layers))

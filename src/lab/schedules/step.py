@@ -43,8 +43,10 @@ class Step(Constant):
             ends = lambda count: self.step_of("every", every, total_steps, count)  # noqa: E731
             return bisect_right(range(1, step + 2), step, key=ends)
         return sum(
-            step >= self.step_of("milestones", one, total_steps) if isinstance(one, str) else step / total_steps >= one
-            for one in self.milestones or ()
+            step >= self.step_of("milestones", point, total_steps)
+            if isinstance(point, str)
+            else step / total_steps >= point
+            for point in self.milestones or ()
         )
 
     def points(self) -> Iterator[tuple[str, float | str]]:

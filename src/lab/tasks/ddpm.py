@@ -38,7 +38,7 @@ class DDPM(Task):
         # alpha-bar in the paper; in float64, because in the first steps it is almost 1
         kept = torch.cumprod(1 - noise_added(steps, schedule), 0)
         self.kept: list[float] = kept.tolist()
-        self.signal, self.noise = (nn.Buffer(one.sqrt().float(), persistent=False) for one in (kept, 1 - kept))
+        self.signal, self.noise = (nn.Buffer(part.sqrt().float(), persistent=False) for part in (kept, 1 - kept))
 
     def setup(self, model: nn.Module) -> None:
         """Raise ConfigError unless the samples are images (C, H, W)."""
@@ -50,7 +50,7 @@ class DDPM(Task):
         x, number = 2 * batch["x"] - 1, batch["sample_id"]
         noise = self.noises.normal(number, x[0].numel()).view(x.shape)
         time = self.times.below(number, (self.steps,))[:, 0]
-        signal, spread = (one[time].view(-1, 1, 1, 1) for one in (self.signal, self.noise))
+        signal, spread = (scale[time].view(-1, 1, 1, 1) for scale in (self.signal, self.noise))
         output = self.predicted(model, signal * x + spread * noise, time)
         return (output - noise).square().flatten(1).mean(1), output
 

@@ -42,7 +42,7 @@ class Finetune(Supervised):
         super().__init__(criterion, metrics)
         self.source, self.rename = weights, {regex(k, "task.rename"): new for k, new in rename.items()}
         self.patterns = [regex(pattern, "task.freeze") for pattern in freeze]
-        self.still: Callable[[], Iterator[nn.Module]] = lambda: iter(())
+        self.frozen_modules: Callable[[], Iterator[nn.Module]] = lambda: iter(())
 
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
         """Load the weights into the model; see `renamed`."""
@@ -78,24 +78,24 @@ class Finetune(Supervised):
         for pattern in self.patterns:
             if not any(map(pattern.search, names)):
                 raise ConfigError(f"task.freeze: no name contains {pattern.pattern!r}; names are {format_keys(names)}")
-        stays = {name for name in names if any(pattern.search(name) for pattern in self.patterns)}
+        matching = {name for name in names if any(pattern.search(name) for pattern in self.patterns)}
         for name, p in model.named_parameters():
-            p.requires_grad_(p.requires_grad and name not in stays)
+            p.requires_grad_(p.requires_grad and name not in matching)
         if not any(p.requires_grad for module in (model, self) for p in module.parameters()):
             raise ConfigError(
                 f"task.freeze: freezes all parameters of {type(model).__name__}, so there is nothing to train"
             )
-        still = []
+        frozen = []
         for name, module in model.named_modules():
             own = [key for key, _ in (*module.named_parameters(name, False), *module.named_buffers(name, False))]
-            if stays.issuperset(own) and next(module.buffers(False), None) is not None:
-                still.append(name)
-        held = weakref.ref(model)  # by name, because SyncBatchNorm may replace a BatchNorm later
-        self.still = lambda: (one.get_submodule(name) for one in [held()] if one is not None for name in still)
+            if matching.issuperset(own) and next(module.buffers(False), None) is not None:
+                frozen.append(name)
+        reference = weakref.ref(model)  # by name, because SyncBatchNorm may replace a BatchNorm later
+        self.frozen_modules = lambda: (m.get_submodule(name) for m in [reference()] if m is not None for name in frozen)
 
     def train(self, mode: bool = True) -> Finetune:
         """Set the mode; frozen modules with buffers stay in eval mode."""
         super().train(mode)
-        for module in self.still():  # the loop calls model.train() before task.train()
+        for module in self.frozen_modules():  # the loop calls model.train() before task.train()
             module.eval()
         return self

@@ -45,17 +45,17 @@ class LaneStates(nn.Module):
 
     def train(self, mode: bool = True) -> LaneStates:
         """Set the mode; eval mode resets the states of evaluations."""
-        held = dict(self.named_buffers())
-        self.evaluated = {} if mode else {k: v.new_zeros(self.eval_lanes + 1, *v.shape[1:]) for k, v in held.items()}
+        table = dict(self.named_buffers())
+        self.evaluated = {} if mode else {k: v.new_zeros(self.eval_lanes + 1, *v.shape[1:]) for k, v in table.items()}
         return super().train(mode)
 
     def read(self, batch: Batch, initial: States) -> dict[str, Tensor]:
         """Return the states at the start of the batch's rows, {name: (B, *)}."""
-        lane, position, held = batch["lane"], batch["position"], self._held()
+        lane, position, table = batch["lane"], batch["position"], self._present()
         states = {}
         for name, value in initial.items():
             begins = (position == 0).view(-1, *[1] * value.dim())
-            carried = held[name][lane, position % 2]
+            carried = table[name][lane, position % 2]
             states[name] = torch.where(begins, value.to(carried.device), carried.to(value.dtype))
         return states
 
@@ -63,25 +63,27 @@ class LaneStates(nn.Module):
     def write(self, batch: Batch, states: States) -> None:
         """Store the states after the batch's rows, {name: (B, *)}. A state that is not finite is replaced by 0, because
         otherwise all later steps of its lane would be NaN."""
-        held = self._held()
+        table = self._present()
         check_state(states, "must return (output, {name: tensor (B, *)})")
-        if states.keys() != held.keys():
-            raise ConfigError(f"model: its state has the keys {sorted(states)}, but initial_state() has {sorted(held)}")
+        if states.keys() != table.keys():
+            raise ConfigError(
+                f"model: its state has the keys {sorted(states)}, but initial_state() has {sorted(table)}"
+            )
         for name, value in states.items():
-            if value.shape[1:] != held[name].shape[2:]:
-                shapes = f"{tuple(value.shape)}, that of initial_state() {tuple(held[name].shape[2:])}"
+            if value.shape[1:] != table[name].shape[2:]:
+                shapes = f"{tuple(value.shape)}, that of initial_state() {tuple(table[name].shape[2:])}"
                 raise ConfigError(f"model: its state {name!r} has the shape {shapes}: it must be (B, *initial)")
             finite = value.isfinite().view(len(value), -1).all(1).view(-1, *[1] * (value.dim() - 1))
-            kept = torch.where(finite, value, 0).to(held[name].dtype)
-            held[name][batch["lane"], 1 - batch["position"] % 2] = kept
+            kept = torch.where(finite, value, 0).to(table[name].dtype)
+            table[name][batch["lane"], 1 - batch["position"] % 2] = kept
 
     def gather(self, world: World) -> None:
         """Copy the states of all lanes to all ranks. All ranks must call it."""
         share = self.lanes // world.size
-        for held in self.buffers():
-            held.copy_(gather_rows(held[world.rank * share : (world.rank + 1) * share])[0])
+        for table in self.buffers():
+            table.copy_(gather_rows(table[world.rank * share : (world.rank + 1) * share])[0])
 
-    def _held(self) -> dict[str, Tensor]:
+    def _present(self) -> dict[str, Tensor]:
         return dict(self.named_buffers()) if self.training else self.evaluated
 
 

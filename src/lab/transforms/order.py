@@ -57,7 +57,7 @@ def check_order(chain: Sequence[tuple[str, Node]]) -> None:
             for rule in RULES:
                 pair = first.get("_target_") in rule.first and then.get("_target_") in rule.then
                 if pair and rule.wrong(first, then):
-                    name, other = (one.rpartition(".")[2] for one in (earlier, key))
+                    name, other = (path.rpartition(".")[2] for path in (earlier, key))
                     remedy = f"put {name} after {other} in data/transforms"
                     raise ConfigError(f"{earlier}: is before {key}: {rule.why} - {remedy}")
 

@@ -88,10 +88,10 @@ class PartTransforms:
             for field, spec in specs.items():
                 home, other = known.setdefault(field, (name, spec))
                 if spec != other:
-                    one, two = (described(*one) for one in (spec, other))
+                    here, there = described(*spec), described(*other)
                     raise ConfigError(
-                        f"data.parts.{name}.transforms: the field {field!r} becomes {one}, but in "
-                        f"data.parts.{home} {two}: they must agree, because a batch contains both"
+                        f"data.parts.{name}.transforms: the field {field!r} becomes {here}, but in "
+                        f"data.parts.{home} {there}: they must agree, because a batch contains both"
                     )
 
 

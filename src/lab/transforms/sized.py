@@ -64,7 +64,7 @@ class RandomResizedCrop(_Sized):
         height, width = x.shape[-2:]
         drawn = self._draws.uniform(sample_ids, 2 * TRIES + 2)
         areas, ratios = drawn[:, :TRIES], drawn[:, TRIES : 2 * TRIES]
-        low, high = (math.log(one) for one in self._ratio)
+        low, high = (math.log(ratio) for ratio in self._ratio)
         areas = (self._area[0] + areas * (self._area[1] - self._area[0])) * (height * width)
         ratios = torch.exp(low + ratios * (high - low))
         wide, tall = (areas * ratios).sqrt().round().long(), (areas / ratios).sqrt().round().long()

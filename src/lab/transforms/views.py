@@ -47,6 +47,7 @@ class View:
 
     def __call__(self, batch: Batch, sample_ids: Tensor) -> Batch:
         """Return the batch with the view. Raise ConfigError if it lacks the field."""
-        one = {self.field: field_of(batch, self.field, "View.field")}
-        changed = self.augment(one, sample_ids + (self.which << 48)) if self.augment else one
-        return {**batch, self.to: changed[self.field]}
+        view = {self.field: field_of(batch, self.field, "View.field")}
+        if self.augment:
+            view = self.augment(view, sample_ids + (self.which << 48))
+        return {**batch, self.to: view[self.field]}
