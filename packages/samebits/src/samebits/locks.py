@@ -121,13 +121,11 @@ def _flock_within(fd: int, wait_s: float) -> bool:
     """Lock for writing. Return False if this file system does not support flock. Raise Busy after wait_s seconds."""
     if wait_s == math.inf:
         return _flock(fd, fcntl.LOCK_EX)
-    until = None
+    until = time.monotonic() + wait_s
     while True:
         try:
             return _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except Busy:
-            if until is None:
-                until = time.monotonic() + wait_s
             if time.monotonic() >= until:
                 raise
         time.sleep(POLL_S)

@@ -314,7 +314,8 @@ class Checkpoints:
         self._saved(time.monotonic() - began)
 
     def _delete_outdated(self, kind: str, best: Sequence[list[float]]) -> None:
-        files, kept = self._files(kind), {int(step) for _, step in best}
+        files = [path for path in reversed(self.files()) if path.name.startswith(kind)]
+        kept = {int(step) for _, step in best}
         outdated = files[KEEP_LAST:] if kind == "last" else [file for file in files if step_of(file) not in kept]
         for old in outdated if self._leads else ():
             sharded.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
@@ -429,10 +430,6 @@ class Checkpoints:
 
     def _path(self, kind: str, step: int, suffix: str) -> Path:
         return self.directory / f"{kind}_{step:09d}{suffix}"
-
-    def _files(self, kind: str) -> list[Path]:
-        """Return the checkpoints of this kind, newest first."""
-        return [path for path in reversed(self.files()) if path.name.startswith(kind)]
 
 
 def remove_leftovers(directory: Path) -> None:

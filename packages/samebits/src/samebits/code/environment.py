@@ -209,7 +209,7 @@ def uncommitted(root: Path, entries: tuple[bytes, ...]) -> str:
             git(top, "apply", "--check", "--reverse", "-", stdin=patch)
         except NoAnswer as error:
             _say(f"{DIFF}: cannot be applied, so uncommitted changes cannot be restored later: {error}")
-    lines = (f"# {kind}, not in this patch: {_printed(name)}\n" for kind, name in left_out)
+    lines = (f"# {kind}, not in this patch: {name if name.isprintable() else repr(name)}\n" for kind, name in left_out)
     return os.fsdecode(patch) + "".join(lines)
 
 
@@ -267,10 +267,6 @@ def _largest(top: Path, name: str) -> int:
     with suppress(NoAnswer):  # a new file
         was = int(git(top, "cat-file", "-s", f"HEAD:{name}"))
     return max(was, (top / name).lstat().st_size if os.path.lexists(top / name) else 0)
-
-
-def _printed(name: str) -> str:
-    return name if name.isprintable() else repr(name)
 
 
 @cache

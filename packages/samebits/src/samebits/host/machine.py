@@ -33,7 +33,7 @@ def machine_facts(device: torch.device, ranks: Sequence[dict[str, Any] | None] =
     import torch
 
     found: dict[str, Any] = {
-        "cpu": cpu_model(),
+        "cpu": _found(r"^model name\s*: (.+)$", Path("/proc/cpuinfo")) or platform.processor() or platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),  # vector instructions that torch uses
         "cores": cores(),
         "memory": memory(),
@@ -79,11 +79,6 @@ def of_gpus(device: torch.device, ranks: list[Any]) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
     }
-
-
-def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of the CPU."""
-    return _found(r"^model name\s*: (.+)$", info) or platform.processor() or platform.machine()
 
 
 def driver(version: Path = Path("/proc/driver/nvidia/version")) -> str | None:

@@ -108,7 +108,7 @@ def against_best(
 
 def effect(best: Scores, row: Scores) -> float | None:
     """Return the difference in standard deviations, d_z of pairs or Hedges' g; None for too few or equal scores."""
-    pairs = _pairs(best, row)
+    pairs = [row[seed] - best[seed] for seed in best if seed in row]
     if len(pairs) >= LEAST:
         spread = stdev(pairs)
         return fmean(pairs) / spread if spread else None
@@ -118,10 +118,6 @@ def effect(best: Scores, row: Scores) -> float | None:
         return None
     pooled = math.sqrt(((len(one) - 1) * variance(one) + (len(two) - 1) * variance(two)) / df)
     return (fmean(two) - fmean(one)) / pooled * (1 - 3 / (4 * df - 1)) if pooled else None
-
-
-def _pairs(best: Scores, row: Scores) -> list[float]:
-    return [row[seed] - best[seed] for seed in best if seed in row]
 
 
 def _too_few(best: Scores, row: Scores) -> Difference:

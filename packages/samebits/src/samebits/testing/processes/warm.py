@@ -89,10 +89,11 @@ class _Warm:
         self.environment = read_once(BEGAN)
         from samebits.testing.processes import registered
 
+        paths = [*map(str, code_of(_root())), *filter(None, [BEGAN.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), str(theirs.fileno()), str(_root()),
              json.dumps(OTHERS if for_copy else [*IMPORTS, *registered.imports]), str(int(for_copy)), " " * SPACE],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_with_src(BEGAN),
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**BEGAN, "PYTHONPATH": os.pathsep.join(paths)},
         )  # fmt: skip
         theirs.close()
         atexit.register(self.end)
@@ -125,11 +126,6 @@ def _started(for_copy: bool = False) -> _Warm:
     if for_copy not in _warm or _warm[for_copy].pid != os.getpid():
         _warm[for_copy] = _Warm(for_copy)
     return _warm[for_copy]
-
-
-def _with_src(environment: dict[str, str]) -> dict[str, str]:
-    paths = [*map(str, code_of(_root())), *filter(None, [environment.get("PYTHONPATH")])]
-    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 _Popen: Any = subprocess.Popen  # whose private methods are replaced
