@@ -101,7 +101,7 @@ def gathered(value: Tensor, world: World) -> list[Tensor]:
 def scores_of(value: Any, name: str) -> Iterator[tuple[str, float]]:
     """Yield (name, number) of a metric's result: a number, a tensor or list (names are indices), or a mapping of
     these."""
-    if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0):
+    if isinstance(value, (list, tuple)) or getattr(value, "ndim", False):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
         for key, inner in value.items():
