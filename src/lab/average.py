@@ -53,7 +53,7 @@ def modules_in_eval_mode(model: nn.Module) -> list[str]:
 
 
 def prepare_evaluation_model(state: TrainState, run: RunContext) -> nn.Module:
-    """Return the model that is evaluated: the weight average, or the model if there is no average. All ranks call this.
+    """Return the model to evaluate: the weight average, or the model if there is no average. All ranks call this.
 
     With Task.bn_update_batches, BatchNorm's statistics of the average are computed first, once per step."""
     model = model_or_average(state)

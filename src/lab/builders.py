@@ -1,4 +1,4 @@
-"""Build task, optimizers, schedule, callbacks and training state. They get values from the config, never the config."""
+"""Build task, optimizers, schedule, callbacks and training state. These get single values, not the whole config."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from samebits.world import World
 
 
 def make_callbacks(config: Config) -> list[Callback]:
-    """Build the callbacks, after the one that prunes if there is pruning. Raise ConfigError as `check_hooks` does."""
+    """Build the callbacks; with pruning, the first one prunes. Raise ConfigError as `check_hooks` does."""
     callbacks: list[Callback] = [] if config.pruning.sparsity is None else [Pruner(config.pruning)]
     for name, node in config.values["callback"].items():
         callbacks.append(construct(PROJECT, f"callback.{name}", node, Callback))
@@ -94,26 +94,26 @@ def check_task(task: Task, model: nn.Module, config: Config, hardware: Hardware)
     """Raise ConfigError if the task's methods and attributes contradict each other or the config. Reads no batch."""
     check_task_names(task)  # lab.renamed
     kind, trainer = type(task).__name__, config.trainer
-    if task.allows_micro_batches and len(hardware.micro_batch_sizes) > 1 and hardware.compile not in (None, BLOCKS):
+    accumulates, dp = len(hardware.micro_batch_sizes) > 1, trainer.strategy == "dp"
+    if task.allows_micro_batches and accumulates and hardware.compile not in (None, BLOCKS):
         raise ConfigError(
             f"hardware.compile={hardware.compile}: with several micro-batches {kind} computes each output twice, and "
             f"the dropout of both must be equal - use hardware.compile={BLOCKS} or false"
         )
-    split, dp = len(hardware.micro_batch_sizes) > 1 and not task.allows_micro_batches, trainer.strategy == "dp"
-    if task.needs_global_batch and (split or dp):
+    if task.needs_global_batch and (dp or (accumulates and not task.allows_micro_batches)):
         key = "trainer=dp" if dp else f"hardware.micro_batch_size={config.hardware.micro_batch_size}"
         raise ConfigError(
             f"{key}: {kind} compares all samples of a batch with each other, so all must be on the devices at "
             f"once - use {'trainer=ddp' if dp else 'null, or more ranks'}"
         )
-    if task.stateful and trainer.strategy == "dp":
+    if task.stateful and dp:
         raise ConfigError(
             f"trainer=dp: {kind} writes the states of its lanes, but DataParallel discards changes of its replicas - "
             "use trainer=ddp"
         )
     if len(inspect.signature(task.initialize).parameters) != 2:
         raise ConfigError(f"task: {kind}.initialize must take (model, batches): see lab.tasks.base")
-    if task.frozen_networks and trainer.strategy == "dp":
+    if task.frozen_networks and dp:
         raise ConfigError(f"trainer=dp: {kind} has frozen networks, which DataParallel does not copy - use trainer=ddp")
     twice = [name for name in task.metrics if name in ("loss", *task.loss_names)]
     if twice:
@@ -202,8 +202,8 @@ def make_state(
         if is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"model: {type(model).__name__} cannot be copied for the weight average ({one_line(error)}): create what "
-            "cannot be copied in `forward`, or train without the average"
+            f"model: {type(model).__name__} cannot be copied for the weight average ({one_line(error)}): create the "
+            "part that cannot be copied in `forward`, or train without the average"
         ) from error
     to_devices(model, ema, task, config, hardware, world)
     if is_sharded(model) and (held := next((name for name, _ in task.named_parameters()), None)):

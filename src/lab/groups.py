@@ -53,8 +53,8 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """The keys of an entry of `optim.objectives` that the run reads; lab.objective_optim adds those that it lacks.
-    All other keys are arguments of its optimizer."""
+    """The keys of an entry of `optim.objectives` that the run reads. Missing ones are taken from `optim`
+    (lab.objective_optim). All other keys are arguments of its optimizer."""
 
     schedule: dict[str, Any]
     decay_norms_and_biases: bool = False

@@ -16,10 +16,9 @@ from lab.tasks.base import Batch
 
 @torch.no_grad()
 def by_row(state: TrainState, run: RunContext, rows: Any, value: Callable[[nn.Module, Batch], Tensor]) -> Tensor:
-    """Return value(model, batch) -> (B,) for these training rows: (N,) float32 on the CPU, equal on all
-    ranks.
+    """Return value(model, batch) -> (B,) for these training rows: (N,) float32 on the CPU, equal on all ranks.
 
-    rows: (N,) int64. The model is the one that is evaluated, in evaluation mode. All ranks call this and share the
+    rows: (N,) int64. model: the weight average, if there is one, in evaluation mode. All ranks call this and share the
     work."""
     rows = np.asarray(rows, dtype=np.int64)
     if not len(rows):

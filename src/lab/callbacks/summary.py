@@ -12,8 +12,8 @@ from samebits.schema import Count
 
 
 class Summary(Callback):
-    """Print the modules of the model, and those of the task that have parameters, and write them to summary.txt: output
-    shape for the first micro-batch, number of parameters, and FLOP of the forward pass. depth: levels of modules.
+    """Print a table of the model's modules, and of the task's modules with parameters, and write it to summary.txt:
+    output shape for the first micro-batch, parameters, and FLOP of the forward pass. depth: levels of modules.
 
     The model is run on the meta device, or with a real batch if it reads values of tensors. Results of the run do not
     change.

@@ -99,7 +99,7 @@ def images(parts: Tensor, shape: Sequence[int], patch: int) -> Tensor:
 
 
 def chosen(values: Tensor, numbers: Tensor) -> Tensor:
-    """Return (B, K, D), those of values (B, L, D) with these numbers (B, K)."""
+    """Return the rows of values (B, L, D) with these numbers (B, K): (B, K, D)."""
     return values.gather(1, numbers[:, :, None].expand(-1, -1, values.shape[2]))
 
 

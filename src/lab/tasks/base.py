@@ -118,8 +118,8 @@ class Task(nn.Module):
         return cls.loss_names
 
     def predict(self, model: nn.Module, batch: Batch) -> Any:
-        """Return what predict.py writes: a tensor (B, ...) or {name: tensor}. The default is the output of `losses`,
-        which usually needs labels: override it to predict without labels."""
+        """Return the prediction that predict.py writes: a tensor (B, ...) or {name: tensor}. The default is the output
+        of `losses`, which usually needs labels: override it to predict without labels."""
         if self.no_prediction:
             raise ConfigError(self.no_prediction)
         return self.losses(model, batch)[1]

@@ -1,4 +1,4 @@
-"""BYOL (Grill et al. 2020): the model sees a view and predicts what its EMA, the teacher, returns for another view."""
+"""BYOL (Grill et al. 2020): from one view, the model predicts the output of its EMA, the teacher, for another view."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class MAE(Task):
         return model.features(batch["x"]).mean(1)
 
     def show(self, output: Any, batch: Batch, count: int) -> Mapping[str, Any]:
-        """Return a picture of three rows: images, what the model sees of them, and their masked patches as drawn by the
-        decoder."""
+        """Return a picture of three rows: the images, their visible patches, and their masked patches as the decoder
+        reconstructs them."""
         x = batch["x"][:count].float()
         pixels, masked = output["pixels"][:count], output["masked"][:count, :, None]
         patch = round((x[0].numel() / len(x[0]) / pixels.shape[1]) ** 0.5)

@@ -66,9 +66,7 @@ class LaneStates(nn.Module):
         table = self._present()
         check_state(states, "must return (output, {name: tensor (B, *)})")
         if states.keys() != table.keys():
-            raise ConfigError(
-                f"model: its state has the keys {sorted(states)}, but initial_state() has {sorted(table)}"
-            )
+            raise ConfigError(f"model: its state has the keys {sorted(states)}, initial_state() has {sorted(table)}")
         for name, value in states.items():
             if value.shape[1:] != table[name].shape[2:]:
                 shapes = f"{tuple(value.shape)}, that of initial_state() {tuple(table[name].shape[2:])}"
