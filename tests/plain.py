@@ -28,7 +28,7 @@ PLAIN = (
 def first_weights(*overrides: str) -> nn.Module:
     """The model as the run of these overrides begins with it."""
     config = Config.of(compose(*overrides))
-    seed_everything(config.values["seed"])
+    seed_everything(config.seed)
     return make_model(config)
 
 

@@ -424,7 +424,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "packages/samebits/tests/world/test_collectives.py::test_ranks_of_a_machine_share_a_file"),
     ("src/lab/h5_errors.py", "2 if rules >= 3 else 1", "2 if rules >= 2 else 1",
      "tests/lab/test_splits.py::test_a_run_keeps_the_rule_of_its_splits[2]"),
-    ("src/lab/loaders.py", "splits_of(_rules(config))", "splits_of(3)",
+    ("src/lab/loaders.py", "splits_of(config.rules)", "splits_of(3)",
      "tests/lab/test_splits.py::test_a_run_keeps_the_rule_of_its_splits[1]"),
     ("src/lab/project.py", 'splits_of(data._get_root().get("rules", 1))', "splits_of(3)",
      "tests/lab/test_splits.py::test_a_run_keeps_the_rule_of_its_splits[1]"),

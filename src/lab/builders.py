@@ -60,16 +60,16 @@ def make_callbacks(config: Config) -> list[Callback]:
 
 def seed_rank(config: Config, rank: int) -> None:
     """Seed all random number generators differently on each rank, so that dropout masks differ."""
-    seed_everything(config.values["seed"], stream=1 + rank)
+    seed_everything(config.seed, stream=1 + rank)
 
 
 def task_run(config: Config, world: World, dataset: Any = None) -> TaskRun:
     """Return the task's TaskRun. dataset: the training set; None: nothing is trained."""
     samples = 0 if dataset is None or isinstance(dataset, Stream) else len(dataset)
     steps = 0 if dataset is None else count_steps(config.trainer, samples)
-    data, seed = config.values["data"], config.values["seed"]
+    data = config.values["data"]
     shape, parts = tuple(data.get("input_shape") or ()), tuple(mixed_parts(data))
-    return TaskRun(world, steps, samples, seed, shape, data.get("num_outputs"), parts=parts)
+    return TaskRun(world, steps, samples, config.seed, shape, data.get("num_outputs"), parts=parts)
 
 
 def averaging_rules(config: Config, task: Task, model: nn.Module) -> list[str]:
@@ -174,7 +174,7 @@ def make_model_of_rank(config: Config, logger: Logger, world: World) -> nn.Modul
     """Build the model for trainer=fsdp; see samebits.process.models."""
     hook = next((name for name in ("initialize", "setup") if overrides(task_class(config), name)), None)
     why = f"{task_class(config).__name__}.{hook} may read its weights" if hook else None
-    return model_of_rank(partial(make_model, config), why, config.values["seed"], world, logger)
+    return model_of_rank(partial(make_model, config), why, config.seed, world, logger)
 
 
 def count_steps(trainer: TrainerConfig, num_samples: int, step: int = 0, samples: int = 0) -> int:
@@ -224,8 +224,7 @@ def make_state(
             check_closure(optimizers[objective], f"{node.key}._target_={node.target}")
     nodes = {name: node for name, node in config.optimizers.items() if name}
     optimizers.clip_norms = {name: node.options.clip_norm for name, node in nodes.items()}  # type: ignore[union-attr]
-    rules = config.values.get("rules", 1)
-    factors = {name: make_factor(node, rules, epochs) for name, node in config.optimizers.items()}
+    factors = {name: make_factor(node, config.rules, epochs) for name, node in config.optimizers.items()}
     with constructing(PROJECT, "optim.schedule", config.optim.schedule):
         schedule = Schedule(optimizers, factors.pop(""), total_steps, factors)
     scaler = hardware.make_scaler()
@@ -234,7 +233,7 @@ def make_state(
     names = {id(p): name for named in trained.values() for name, p in named}
     order = [names.get(id(p), "") for group in optimizers.param_groups for p in group["params"]]
     monitor = [config.monitor.key, config.monitor.mode]
-    return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor, rules=rules)
+    return TrainState(model, task, ema, optimizers, schedule, scaler, order, monitor, rules=config.rules)
 
 
 def make_factor(node: OptimNode, rules: int, epochs: Epochs | None) -> Any:

@@ -50,6 +50,8 @@ class Config(EngineGroups):
 
     given: DictConfig
     values: dict[str, Any]
+    seed: int
+    rules: int
     data: DataConfig
     dataset: dict[str, Any]
     optim: OptimConfig
@@ -71,8 +73,8 @@ def _config(given: DictConfig, root: RootConfig) -> Config:
     data, dataset = split_own(values["data"], DataConfig, "data")
     optim, optimizer = split_own(values["optim"], OptimConfig, "optim")
     return Config(
-        given=given, values=values, data=data, dataset=dataset, optim=optim, optimizer=optimizer,
-        optimizers=nodes_of(optim, optimizer), trainer=root.trainer, monitor=root.monitor,
+        given=given, values=values, seed=root.seed, rules=root.rules, data=data, dataset=dataset, optim=optim,
+        optimizer=optimizer, optimizers=nodes_of(optim, optimizer), trainer=root.trainer, monitor=root.monitor,
         pruning=root.pruning, quantization=root.quantization, **root.groups,
     )  # fmt: skip
 

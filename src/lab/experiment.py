@@ -122,7 +122,7 @@ class Experiment:
         its frozen networks; None: there is no run. With trainer=fsdp, ranks other than 0 may have the model on the
         device `meta` until `start_training`."""
         config, world, logger = self.config, self.world, logger or Logger()
-        seed_everything(config.values["seed"])
+        seed_everything(config.seed)
         sharded = config.trainer.strategy == "fsdp" and world.size > 1
         warn = logger.warn if is_new else lambda _: None  # a checkpoint replaces the weights
         effect = "has random numbers that do not depend on `seed`, so all seeds may begin with the same weights"

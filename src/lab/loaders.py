@@ -77,7 +77,7 @@ def make_dataset(config: Config, split: str) -> Any:
         return None
     fetch_remote(node, note_progress)  # already local, except on other machines
     # random numbers drawn by its __init__ are equal on all ranks, after a resume and in `evaluate`
-    with drawing(sample_seed(config, split) if _rules(config) >= 2 else None), splits_of(_rules(config)):
+    with drawing(sample_seed(config, split) if config.rules >= 2 else None), splits_of(config.rules):
         dataset = construct(PROJECT, "data", node, object, split=split)
     if not is_stream(dataset):
         check_indexed(dataset)
@@ -92,13 +92,9 @@ def make_dataset(config: Config, split: str) -> Any:
     return Stream(dataset, trainer.max_eval_batches * trainer.global_batch_size)
 
 
-def _rules(config: Config) -> int:
-    return int(config.values.get("rules", 1))
-
-
 def sample_seed(config: Config, split: str) -> int:
     """Return the seed of a split's random numbers. With rules 1 it is equal for all splits, as in version 0.2."""
-    return seed_of_split(config.values["seed"], split) if _rules(config) >= 2 else config.values["seed"]
+    return seed_of_split(config.seed, split) if config.rules >= 2 else config.seed
 
 
 def describe_transforms(config: Config, dataset: Any) -> list[str]:
@@ -210,7 +206,7 @@ def make_train_loader(
 
     def make_order() -> Any:
         with constructing(PROJECT, "data.order", node):
-            return of_kind("data.order", node, make(dataset, seed=config.values["seed"]), None)
+            return of_kind("data.order", node, make(dataset, seed=config.seed), None)
 
     batch_size = config.trainer.global_batch_size
     micro = hardware.micro_batch_sizes
@@ -267,7 +263,7 @@ def make_eval_loader(
     in_step = config.trainer.pad_eval_batches or config.trainer.strategy == "fsdp"
     in_step = in_step or task_class(config).needs_global_batch
     # padding cannot be cut off from the output of packed batches
-    packs = hasattr(dataset, "collate") and _rules(config) >= 2
+    packs = hasattr(dataset, "collate") and config.rules >= 2
     # a batch of another shape would be compiled again
     full = hardware.compile is not None and not isinstance(dataset, Stream) and not packs
     lanes = eval_lanes(config, rows) if task_class(config).stateful else None

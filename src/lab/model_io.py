@@ -45,7 +45,7 @@ def restore_model(path: Path, overrides: Sequence[str] = ()) -> tuple[nn.Module,
     config = Config.of(cfg)
     of_run = Config.of(read_config(PROJECT, file.parent.parent)) if overrides else config
     # for values that no checkpoint has, such as random features that are not a buffer
-    with seeded(of_run.values["seed"]):
+    with seeded(of_run.seed):
         model = make_model(config)
         payload["rng_of_task"] = rng_bytes(torch.device("cpu"))
     load_weights(model, eval_state_dict(payload), str(file))

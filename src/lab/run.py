@@ -225,7 +225,7 @@ def header_values(config: Config, objectives: Iterable[str]) -> tuple[list[Any],
     task, model = config.values["task"], config.values["model"]
     model = {key: value for key, value in model.items() if key not in ("input_shape", "num_outputs")}
     trainer = config.trainer
-    limits = {"clip_norm": trainer.clip_norm, "ema_decay": trainer.ema_decay, "seed": config.values["seed"]}
+    limits = {"clip_norm": trainer.clip_norm, "ema_decay": trainer.ema_decay, "seed": config.seed}
     bits = {name: getattr(config.quantization, name) for name in ("weight_bits", "activation_bits")}
     limits |= {"sparsity": config.pruning.sparsity, **bits}
     values: list[Any] = [f"{key}={value}" for key, value in limits.items() if value is not None]

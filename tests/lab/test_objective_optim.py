@@ -80,7 +80,7 @@ def test_two_optimizers_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     folder = start_run(tmp_path, *overrides)
 
     config = Config.of(compose(*overrides))
-    seed_everything(config.values["seed"])
+    seed_everything(config.seed)
     model, task = make_model(config), make_task(config)
     critic = torch.optim.SGD(task.critic.parameters(), lr=0.03, momentum=0.9, nesterov=True, fused=True)
     generator = torch.optim.AdamW(model.parameters(), betas=(0.0, 0.9), eps=1e-5, weight_decay=0.0, fused=True)
