@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -38,7 +38,7 @@ def evaluate(
     world: World,
     hardware: Hardware,
     size_and_real: Callable[[int], tuple[int, int]],
-    observers: Iterable[Callable[[Any, Batch], None]] = (),
+    observers: Sequence[Callable[[Any, Batch], None]] = (),
     compute: Callable[[str, Any, World], Any] = lambda _, metric, world: metric.compute(world),
 ) -> dict[str, float]:
     """Return {loss, <loss name>, <metric>, ...}: means over the samples of all ranks, each counted once.
@@ -78,7 +78,7 @@ def evaluate(
             added = _sums(values, weights, precise)
             torch._foreach_add_(totals[: len(added)], added)
             unweighted += real if weights is None else 0
-            if real:
+            if real and (updates or observers):
                 unpadded = first_samples(output, size, real), first_samples(batch, size, real)
                 for name, update in updates.items():
                     call_with_hints(update, f"task.metrics.{name}", *unpadded)

@@ -20,6 +20,7 @@ from samebits.data.spec import Batch, empty_batch, sample_bytes
 
 _LOAD_BYTES = 64 * 1024 * 1024  # per read while the set is loaded
 _GROUP_BYTES = 1024 * 1024  # small micro-batches are selected together, up to this size; the loop waits for it
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _GROUP_ROWS = 16384  # rows whose indices are copied to the device together
 
 
@@ -91,5 +92,4 @@ class Resident:
 
 def _bits(values: Tensor) -> Tensor:
     """Return the same memory as a signed type: torch has few operations for uint16, uint32 and uint64."""
-    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-    return values.view(signed.get(values.dtype, values.dtype))
+    return values.view(_SIGNED[values.dtype]) if values.dtype in _SIGNED else values
