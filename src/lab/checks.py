@@ -74,17 +74,17 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return forward(model, task, batch, *more)
         except ConfigError as error:
-            if line := _which_shape(model, task, batch, error):
+            if line := _shape_mistake(model, task, batch, error):
                 raise ConfigError(line) from error
             raise
         except Exception as error:
             mistake: Exception | None = None
             if isinstance(error, KeyError):
-                mistake = _missing_field(batch, error)
+                mistake = _field_mistake(batch, error)
             elif isinstance(error, TypeError):
-                mistake = _other_inputs(model, error)
+                mistake = _argument_mistake(model, error)
             elif isinstance(error, (RuntimeError, ValueError)):
-                mistake = _dtype_mistake(model, batch, error) or _unequal_batches(model, error)
+                mistake = _dtype_mistake(model, batch, error) or _collective_mistake(model, error)
             if mistake is not None:
                 raise mistake from error
             _note_inputs(model, task, batch, error)
@@ -140,13 +140,13 @@ def _note_inputs(model: nn.Module, task: Any, batch: dict[str, Any], error: Exce
         vars(error).setdefault("key", "model")
     vars(error).setdefault("key", "task")
     given.append(f"the batch has {shapes(batch)}")
-    shape = _other_shape(task, batch)
+    shape = _unlike_input_shape(task, batch)
     if shape and len(shape) == len(task.run.input_shape):
         given.append(f"data.input_shape={list(task.run.input_shape)} is not the shape of its samples x, {shape}")
     vars(error).setdefault("given", "; ".join(given))
 
 
-def _other_shape(task: Any, batch: Any, is_fixed: bool = False) -> list[int]:
+def _unlike_input_shape(task: Any, batch: Any, is_fixed: bool = False) -> list[int]:
     """Return the shape of the samples x if data.input_shape differs from it; [] if it is equal or cannot be compared.
 
     It cannot be compared without training data, or if samples differ in length (-1 in the spec): it is a maximum then.
@@ -159,23 +159,23 @@ def _other_shape(task: Any, batch: Any, is_fixed: bool = False) -> list[int]:
     return list(x.shape[1:]) if x.shape[1:] != tuple(task.run.input_shape) else []
 
 
-def _which_shape(model: nn.Module, task: Any, batch: Any, error: ConfigError) -> str | None:
+def _shape_mistake(model: nn.Module, task: Any, batch: Any, error: ConfigError) -> str | None:
     """Return the text of an error from lab.input_shapes.wrong_input, with the config key to set. None: it is another
     error, or the model is trained already, so no key can change its shape."""
     module, shape = vars(error).get("module"), vars(error).get("shape")
     if module is None or getattr(getattr(task, "run", None), "context", None) is None:
         return None
-    if right := _other_shape(task, batch, is_fixed=True):
-        return f"{error}: set data.input_shape={_typed(right)}, the shape of x after data.transforms"
+    if right := _unlike_input_shape(task, batch, is_fixed=True):
+        return f"{error}: set data.input_shape={_as_override(right)}, the shape of x after data.transforms"
     if module is model:
-        return f"{error}: set model.input_shape={_typed(shape)}"
+        return f"{error}: set model.input_shape={_as_override(shape)}"
     owners = {"model": model, "task": task}
     parts = {id(part): f"{owner}.{name}" for owner in owners for name, part in owners[owner].named_modules() if name}
     name = parts.get(id(module))
-    return name and f"{error}: set input_shape of {name} to {_typed(shape)}"
+    return name and f"{error}: set input_shape of {name} to {_as_override(shape)}"
 
 
-def _typed(shape: Any) -> str:
+def _as_override(shape: Any) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
@@ -215,7 +215,7 @@ def check_holds_no_weights(task: nn.Module, model: nn.Module) -> None:
             )
 
 
-def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None:
+def _field_mistake(batch: dict[str, Any], error: KeyError) -> ConfigError | None:
     """Return the error for a KeyError on a line that contains `batch[`, for a field that the batch lacks."""
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     if not error.args or error.args[0] in batch or "batch[" not in line:
@@ -228,7 +228,7 @@ def _missing_field(batch: dict[str, Any], error: KeyError) -> ConfigError | None
     return ConfigError(f"the batch has no field {error.args[0]!r}, only {sorted(batch)}: name it in data.fields{more}")
 
 
-def _other_inputs(model: nn.Module, error: TypeError) -> ConfigError | None:
+def _argument_mistake(model: nn.Module, error: TypeError) -> ConfigError | None:
     """Return the error for a model whose forward takes other arguments than the task passes."""
     text, forward = first_line(error), f"{type(model).__name__}.forward()"
     if not text.startswith((f"{forward} missing", f"{forward} takes", f"{forward} got")):
@@ -261,11 +261,11 @@ def _dtype_mistake(model: nn.Module, batch: dict[str, Any], error: Exception) ->
     )
 
 
-def _unequal_batches(model: nn.Module, error: Exception) -> RunFailed | None:
+def _collective_mistake(model: nn.Module, error: Exception) -> RunFailed | None:
     """Return the error for a collective that failed in an evaluation, where ranks may have batches of unequal size."""
     frames = traceback.walk_tb(error.__traceback__)
-    talks = any("distributed_c10d" in frame.f_code.co_filename for frame, _ in frames)
-    if not talks or torch.is_grad_enabled() or is_sharded(model) or not torch.distributed.is_initialized():
+    in_collective = any("distributed_c10d" in frame.f_code.co_filename for frame, _ in frames)
+    if not in_collective or torch.is_grad_enabled() or is_sharded(model) or not torch.distributed.is_initialized():
         return None
     return RunFailed(
         f"a collective of the criterion or model failed in an evaluation ({first_line(error)}): ranks have "

@@ -101,7 +101,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
     values = with_objectives(values)
     optimizers = nodes_of(*split_own(values["optim"], OptimConfig, "optim"))
     for node in optimizers.values():
-        _check_factors(node)
+        _check_lr_factors(node)
     root.check_groups(root.trainer, trains)
     _check_combinations(root)
     _check_compression(root)
@@ -168,7 +168,7 @@ def set_processes(cfg: Any, num_procs: int) -> None:
         cfg.trainer.ddp[name] = False if isinstance(value, bool) else None
 
 
-def _check_factors(node: OptimNode) -> None:
+def _check_lr_factors(node: OptimNode) -> None:
     for pattern, factor in node.options.lr_factors.items():
         regex(pattern, f"{node.key}.lr_factors")
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:

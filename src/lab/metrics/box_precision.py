@@ -39,14 +39,14 @@ class BoxPrecision:
 
     def reset(self) -> None:
         """Remove all boxes."""
-        self.found: list[Columns] = []
+        self.detections: list[Columns] = []
         self.targets = torch.zeros(self.num_classes, dtype=torch.int64)
 
     def update(self, output: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
         """Add a batch. Raise ConfigError if the shapes or labels do not fit."""
-        found = [to_cpu(output[name].detach()) for name in ("boxes", "labels", "scores")]
+        predicted = [to_cpu(output[name].detach()) for name in ("boxes", "labels", "scores")]
         target = [to_cpu(batch[name]) for name in ("boxes", "labels")]
-        for name, (boxes, labels, *scores) in (("output", found), ("batch", target)):
+        for name, (boxes, labels, *scores) in (("output", predicted), ("batch", target)):
             shape = tuple(labels.shape)
             if labels.dim() != 2 or boxes.shape != (*shape, 4) or any(column.shape != shape for column in scores):
                 raise ConfigError(
@@ -60,18 +60,18 @@ class BoxPrecision:
                     f"BoxPrecision of {self.num_classes} classes: labels in the {name} are not integers from -1 to "
                     f"{self.num_classes - 1}; set num_classes"
                 )
-        for boxes, labels, scores, true_boxes, true_labels in zip(*found, *target, strict=True):
+        for boxes, labels, scores, true_boxes, true_labels in zip(*predicted, *target, strict=True):
             self.targets += torch.bincount(true_labels[true_labels >= 0].long(), minlength=self.num_classes)
             order = scores.double().argsort(descending=True, stable=True)
             order = order[labels[order] >= 0]
             hits = matched(boxes[order], labels[order], true_boxes, true_labels, self.overlaps)
             scores = scores.double().where(boxes.isfinite().all(1), math.nan)
-            self.found.append((scores[order], labels[order].long(), hits))
+            self.detections.append((scores[order], labels[order].long(), hits))
 
     def compute(self, world: World) -> float:
         """Return the mean average precision over all ranks. All ranks must call it, including ranks without samples."""
         empty = (torch.zeros(0).double(), torch.zeros(0).long(), torch.zeros(0, len(self.overlaps), dtype=torch.bool))
-        columns = [torch.cat(parts) for parts in zip(empty, *self.found)]
+        columns = [torch.cat(parts) for parts in zip(empty, *self.detections)]
         if world.size > 1:  # move to the device only to gather, because mps, which has one process, has no float64
             gathered = [world.all_gather(column.to(world.device)) for column in columns]
             columns = [torch.cat([to_cpu(part) for part in parts]) for parts in gathered]
@@ -79,10 +79,10 @@ class BoxPrecision:
         targets = to_cpu(world.all_reduce_sum(self.targets.to(world.device, copy=True)))
         if scores.isnan().any():  # the model has diverged
             return math.nan
-        known = [
+        per_class = [
             precision(scores[labels == c], hits[labels == c], int(targets[c])) for c in targets.nonzero().flatten()
         ]
-        return torch.cat(known).mean().item() if known else math.nan
+        return torch.cat(per_class).mean().item() if per_class else math.nan
 
 
 def matched(boxes: Tensor, labels: Tensor, targets: Tensor, classes: Tensor, overlaps: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class ExactMatch:
         """Return 1 or 0 for each sample, (B,)."""
         pairs = texts(self, output, batch)
         device = batch["y"].device
-        return torch.tensor([float(found == target) for found, target in pairs], device=device)
+        return torch.tensor([float(generated == target) for generated, target in pairs], device=device)
 
 
 class TokenErrors(SummedMetric):
@@ -42,7 +42,7 @@ class TokenErrors(SummedMetric):
     def count(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the number of errors and of target tokens, (2,)."""
         pairs = texts(self, output, batch)
-        errors = sum(edits(found, target) for found, target in pairs)
+        errors = sum(edits(generated, target) for generated, target in pairs)
         return torch.tensor([errors, sum(len(target) for _, target in pairs)], device=batch["y"].device)
 
     def score(self, total: Tensor) -> float:
@@ -64,33 +64,33 @@ class Bleu(SummedMetric):
     def count(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return matches of n = 1, ..., max_n, then n-grams, then the lengths of outputs and targets."""
         counts = [0] * (2 * self.max_n + 2)
-        for found, target in texts(self, output, batch):
-            found, target = ([token for token in text if token != self.end] for text in (found, target))
+        for generated, target in texts(self, output, batch):
+            generated, target = ([token for token in text if token != self.end] for text in (generated, target))
             for n in range(1, self.max_n + 1):
-                ours, theirs = grams(found, n), grams(target, n)
-                counts[n - 1] += (ours & theirs).total()
-                counts[self.max_n + n - 1] += ours.total()
-            counts[-2] += len(found)
+                ngrams, references = grams(generated, n), grams(target, n)
+                counts[n - 1] += (ngrams & references).total()
+                counts[self.max_n + n - 1] += ngrams.total()
+            counts[-2] += len(generated)
             counts[-1] += len(target)
         return torch.tensor(counts, device=batch["y"].device)
 
     def score(self, total: Tensor) -> float:
         """Return BLEU; NaN without target tokens."""
-        matches, grams, (found, target) = (part.tolist() for part in total.split([self.max_n, self.max_n, 2]))
+        matches, grams, (generated, target) = (part.tolist() for part in total.split([self.max_n, self.max_n, 2]))
         if not target:
             return math.nan
         if not all(matches):
             return 0.0
         precision = sum(math.log(match / count) for match, count in zip(matches, grams)) / self.max_n
-        return 100 * math.exp(precision + min(0.0, 1 - target / found))
+        return 100 * math.exp(precision + min(0.0, 1 - target / generated))
 
 
 def texts(metric: Any, output: Any, batch: Mapping[str, Tensor]) -> list[tuple[list[int], list[int]]]:
     """Return (generated tokens, target tokens) of each sample, without -100. Raise ConfigError if they are not
     integers (B, T)."""
-    found = output.get("tokens") if isinstance(output, Mapping) else output
+    generated = output.get("tokens") if isinstance(output, Mapping) else output
     pair = []
-    for name, tokens in (("output", found), ("batch['y']", batch["y"])):
+    for name, tokens in (("output", generated), ("batch['y']", batch["y"])):
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
             shape = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens)
             raise ConfigError(
@@ -101,10 +101,10 @@ def texts(metric: Any, output: Any, batch: Mapping[str, Tensor]) -> list[tuple[l
     return list(zip(*pair, strict=True))
 
 
-def edits(found: list[int], target: list[int]) -> int:
+def edits(generated: list[int], target: list[int]) -> int:
     """Return the edit distance of two sequences (Levenshtein 1966)."""
     row = list(range(len(target) + 1))
-    for i, token in enumerate(found, 1):
+    for i, token in enumerate(generated, 1):
         corner, row[0] = row[0], i
         for j, other in enumerate(target, 1):
             corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (token != other))
