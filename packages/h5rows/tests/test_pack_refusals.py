@@ -67,6 +67,9 @@ def test_each_odd_input_is_named_with_its_remedy(tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", **arrays)
         return tmp_path / "a.npz"
 
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
     def tar(*samples: Any) -> Path:
         write_tar(tmp_path / "a.tar", [(f"{k}.npy", npy(sample)) for k, sample in enumerate(samples)])
         return tmp_path / "a.tar"
@@ -84,6 +87,10 @@ def test_each_odd_input_is_named_with_its_remedy(tmp_path: Path) -> None:
         assert "can be stored: save it as float64" in refused(npz(x=three.astype(np.longdouble)))
     said = f"{at}.npz is a file; give a folder with one file per sample (.npy .pt .pth)"
     assert refused(npz(x=three), format="samples") == said
+    path = npz(x=three)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "load", denied)
+        assert "cannot be read as .npz: Permission denied: you may not read it; check" in refused(path)
     (tmp_path / "a.npz").write_bytes(b"")
     assert refused(tmp_path / "a.npz") == f"{at}.npz cannot be read as .npz: it is empty or cut off"
     (tmp_path / "a.jsonl").write_text('{"x": 1}')
@@ -93,6 +100,8 @@ def test_each_odd_input_is_named_with_its_remedy(tmp_path: Path) -> None:
         == "field npy: a.tar: 1 is (4,), a.tar: 0 is (3,); variable=True keeps their shapes"
     )
     assert refused(tar(three, three / 2)) == "field npy: a.tar: 1 is float64, a.tar: 0 is int64; save all as one type"
+    write_tar(tmp_path / "a.tar", [("0.cls", b"1"), ("1.cls", b"nan")])
+    assert "1: label: is not a whole number: b'nan'; kinds={'NAME': 'text'} keeps it" in refused(tmp_path / "a.tar")
     (tmp_path / "a.tar").write_bytes(b"")
     assert refused(tmp_path / "a.tar") == f"{at}.tar is not a plain tar (empty file); copy or write it again"
 

@@ -162,6 +162,15 @@ def test_existing_output_is_kept(tmp_path: Path) -> None:
         assert len(file["x"]) == 10
 
 
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> Lock:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("h5rows.packing.file.Lock", denied)
+    with pytest.raises(ConfigError, match=r"Permission denied; check its permissions, or pack into another folder"):
+        pack(Numbers(10), tmp_path / "a.h5", options(), {})
+
+
 @pytest.mark.slow
 def test_two_packs_of_one_file(tmp_path: Path) -> None:
     with Lock(tmp_path / "a.h5.partial.lock"), pytest.raises(ConfigError, match="another pack"):

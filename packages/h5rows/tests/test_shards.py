@@ -218,7 +218,21 @@ def test_mistakes_are_one_line_and_leave_the_set(tmp_path: Path, monkeypatch: py
             pack(given, "memory://mistyped/set", shards=1, append=append)
     assert not fsspec.filesystem("memory").exists("mistyped")
 
-    def full(*given: Any, **more: Any) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"file is a file; give a folder for a set of shards"):
+        pack(given, str(tmp_path / "file"), shards=1, overwrite=True)
+    assert (tmp_path / "file").read_text() == "mine"
+
+    def denied(*given: Any, **more: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "makedirs", denied)
+        with pytest.raises(ConfigError, match=r"new: .*Permission denied.*; the set was not changed"):
+            pack(given, str(tmp_path / "new"), shards=1)
+
+    def full(fs: Any, file: str, part: str) -> None:
+        Path(part).write_bytes(b"the beginning")  # as a full disk leaves it
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:

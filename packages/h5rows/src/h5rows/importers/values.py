@@ -17,7 +17,7 @@ from weakref import finalize
 import numpy as np
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, first_line
+from h5rows.errors import ConfigError, first_line, machine_fault
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.options import PackOptions
@@ -88,6 +88,8 @@ def read_npy(raw: bytes | str, name: object, mapped: bool = False) -> np.ndarray
 
 def explain(error: Exception) -> str:
     """Return the error of numpy.load as text, with a remedy for pickled objects."""
+    if why := machine_fault(error):
+        return why
     if "pickled" in str(error):
         return "it is not a .npy or .npz file, or it is a pickle, which could run code when read; save plain arrays"
     if "allow_pickle" in str(error) or "Python objects" in str(error):
@@ -160,7 +162,7 @@ def read_int(raw: bytes, name: object) -> np.ndarray:
     try:
         return np.array(int(raw), np.int64)
     except ValueError:
-        raise BadSample(name, f"is not a whole number: {raw[:20]!r}") from None
+        raise BadSample(name, f"is not a whole number: {raw[:20]!r}; {AS_TEXT}") from None
     except OverflowError:
         raise BadSample(name, f"is a whole number of more than 63 bits: {raw[:30]!r}; {AS_TEXT}") from None
 
@@ -170,7 +172,7 @@ def read_float(raw: bytes, name: object) -> np.ndarray:
     try:
         value = float(raw)
     except ValueError:
-        raise BadSample(name, f"is not a number: {raw[:20]!r}") from None
+        raise BadSample(name, f"is not a number: {raw[:20]!r}; {AS_TEXT}") from None
     if re.fullmatch(rb"[+-]?[0-9]+", raw.strip()) and (np.isinf(value) or int(value) != int(raw)):
         raise BadSample(name, f"has more digits than float64: {raw[:30]!r}; {AS_TEXT}")
     return np.array(value, np.float64)

@@ -102,8 +102,11 @@ def locked(path: Path) -> Lock:
             if attempt < 19:
                 time.sleep(0.1)
         except OSError as error:
-            what = f"cannot be written or locked: {error.strerror}"
-            raise ConfigError(f"{path}: {what}; pack into a folder of another file system") from error
+            remedy = (
+                "check its permissions" if isinstance(error, PermissionError) else "its file system may have no locks"
+            )
+            what = f"cannot be written or locked: {error.strerror}; {remedy}, or pack into another folder"
+            raise ConfigError(f"{path}: {what}") from error
     raise ConfigError(f"{path} is locked: another pack is writing this file; wait for it or end it")
 
 

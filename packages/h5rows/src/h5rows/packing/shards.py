@@ -124,13 +124,16 @@ class Place:
         with self._asking():
             from fsspec.core import url_to_fs
 
-            self._is_new = False
             self._files, self._root = url_to_fs(self.out)
-            with suppress(PermissionError):  # users who may write only below some prefix
-                if is_remote(self.out):
+            self._is_new = not is_remote(self.out) and not os.path.exists(self.out)
+            if is_remote(self.out):
+                with suppress(PermissionError):  # users who may write only below some prefix
                     self._check_bucket(re.match(r"/*[^/]*", self._root)[0])  # type: ignore[index]
-                self._is_new = not self._files.exists(self._root)
-                self._files.makedirs(self._root, exist_ok=True)
+                    self._files.makedirs(self._root, exist_ok=True)
+            elif os.path.isfile(self.out):
+                raise ConfigError(f"{self.out} is a file; give a folder for a set of shards")
+            else:
+                os.makedirs(self.out, exist_ok=True)
 
     def _check_bucket(self, bucket: str) -> None:
         """Raise FileNotFoundError if the bucket (or first folder) is missing: makedirs would create a mistyped one."""
@@ -174,7 +177,7 @@ class Place:
 
     def leave(self) -> None:
         """Remove the folder if it was created for this set and is empty."""
-        if self._is_new and not is_remote(self.out):
+        if self._is_new:
             with suppress(OSError):  # not empty: the shards in it are found when the command is repeated
                 self._files.rmdir(self._root)
 
@@ -196,15 +199,21 @@ class Place:
         if is_remote(self.out):
             write(path)
         else:
-            write(f"{path}.part")
-            flush(Path(f"{path}.part"), os.O_RDWR)
-            Path(f"{path}.part").replace(path)
-            flush(Path(path).parent, os.O_RDONLY)
+            part = Path(f"{path}.part")
+            try:
+                write(str(part))
+                flush(part, os.O_RDWR)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+            flush(part.parent, os.O_RDONLY)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
         try:
             yield
+        except ConfigError:
+            raise
         except ImportError as error:
             raise ConfigError(f"{shown(self.out)}: {first_line(error)} - {pip_install('fsspec s3fs')}") from None
         except Exception as error:  # of any library
