@@ -34,10 +34,6 @@ def needs(*files: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(deleted), reason=f"this project has no {', '.join(deleted)}")
 
 
-NEEDS_GPT = needs("conf/model/gpt.yaml", "src/lab/models/gpt.py", "conf/data/tokens.yaml")
-SMALL_GPT = ("model=gpt", "model.width=16", "model.layers=1", "model.heads=2")
-
-
 def called_here(name: str, *given: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     """`./run NAME ...` in this process, which needs no start. code: the exit status that is expected."""
     out, error = io.StringIO(), io.StringIO()

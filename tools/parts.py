@@ -2,7 +2,8 @@
 
 A part's files are found by its names. The part `byol` has all files and folders named byol:
 
-    src/lab/*/byol.py   conf/*/byol.yaml   tests/lab/test_byol.py or test_task_byol.py   docs/byol.md   byol/
+    src/lab/*/byol.py   conf/*/byol.yaml   docs/byol.md   byol/
+    tests/byol.py   tests/lab/test_byol.py, test_task_byol.py, test_model_byol.py
 
 It also has its extra in pyproject.toml, and in pages the rows that begin with its name or name one of these files.
 """
@@ -47,7 +48,7 @@ class Part:
         """Return those of the tracked files that belong to this part."""
         name = f"(?:{'|'.join(map(re.escape, self.names))})"
         own = re.compile(
-            rf"(conf|src/\w+|docs)/(.*/)?{name}(\.\w+|/.*)|tests/(.*/)?test_(task_|model_)?{name}\.py|{name}(/.*)?"
+            rf"(conf|src/\w+|docs)/(.*/)?{name}(\.\w+|/.*)|tests/(.*/)?(test_(task_|model_)?)?{name}\.py|{name}(/.*)?"
         )
         return [one for one in tracked if own.fullmatch(one)]
 
@@ -71,7 +72,7 @@ PARTS = {
         dpo=("DPO: preference training of a language model, with LoRA", "gpt_lora", "pairs", "preferences"),
         finetune=("fine-tuning of weights of another run, with frozen layers", "pretrained_weights"),
         fixmatch=("FixMatch: semi-supervised learning from few labels",),
-        gan=("a Wasserstein GAN, with two optimizers",),
+        gan=("a Wasserstein GAN, with two optimizers", "gan_optimizers"),
         lbfgs=("L-BFGS, an optimizer with a closure",),
         mae=("a masked autoencoder with a vision transformer", "vit"),
         pcgrad=("PCGrad: several losses without conflicting gradients",),

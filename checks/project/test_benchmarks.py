@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from common import NEEDS_GPT, ROOT, needs
+from common import ROOT, needs
+from gpt import NEEDS_GPT
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lab.evaluation

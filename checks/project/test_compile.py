@@ -13,7 +13,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import NEEDS_GPT, QUICK
+from common import QUICK
+from gpt import NEEDS_GPT
 from torch import nn
 
 from lab.restore import score_checkpoint

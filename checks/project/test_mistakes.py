@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import NEEDS_GPT, QUICK, ROOT, TRAIN, needs
+from common import QUICK, ROOT, TRAIN, needs
+from gpt import NEEDS_GPT
 
 import lab.models
 import train

@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from common import NEEDS_GPT, QUICK
+from common import QUICK
+from gpt import NEEDS_GPT
 from sweeps import call
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode

@@ -146,13 +146,13 @@ def default_arguments(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def given_by_run(values: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return GIVEN_BY_RUN with the parts of data=mixed and the optimizers of objectives added."""
+    """Return GIVEN_BY_RUN with those of `data.parts` and the optimizers of objectives added."""
     parts = {key + end: GIVEN_BY_RUN[f"data{end}"] for key in parts_of(values) for end in ("", ".order")}
     return GIVEN_BY_RUN | parts | dict.fromkeys(keys_of_objectives(values), GIVEN_BY_RUN["optim"])
 
 
 def parts_of(values: dict[str, Any]) -> list[str]:
-    """Return the keys of the parts of data=mixed, each a node like `data`; [] for other data."""
+    """Return the keys of `data.parts`, each a node like `data`; [] if the data set has no parts."""
     data = values["data"]
     parts = data.get("parts") if data.get("_target_") == "lab.datasets.mixed.Mixed" else None
     return [f"data.parts.{name}" for name in parts] if isinstance(parts, dict) else []

@@ -142,7 +142,7 @@ class Experiment:
             # `setup` draws the same numbers in a resumed run, which skips the steps before it
             with restored_rng(torch.device("cpu")), warn_of_new_seed(of_task, effect, warn):
                 for part in model.modules() if is_new and not any(p.is_meta for p in model.parameters()) else ():
-                    if load := getattr(part, "load_pretrained", None):  # a model from Hugging Face
+                    if load := getattr(part, "load_pretrained", None):  # of a library
                         logger.say(load())
                 if is_new and (line := task.initialize(model, self._first_batches())):
                     logger.say(line)

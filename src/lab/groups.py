@@ -33,7 +33,7 @@ class DataConfig:
 
 
 def mixed_parts(data: Any) -> Mapping[str, Any]:
-    """Return the parts of data=mixed, {name: node}; {} for other data."""
+    """Return `data.parts`, {name: node}; {} if the data set has no parts."""
     parts = data.get("parts")
     nodes = isinstance(parts, Mapping) and all(
         isinstance(node, Mapping) and "_target_" in node for node in parts.values()

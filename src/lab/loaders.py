@@ -324,8 +324,8 @@ def make_transform(
     """Return the transform of batches: the data set's own, then data.transforms; None if there are none.
 
     random: include random transforms (augmentation). dataset: None for samples that are not from a data set (predict in
-    a notebook); with data=mixed they are transformed like samples of the first part. mark: transform that adds the lane
-    of each row, for a stateful task. padded: training batches may contain padding, which the field "is_real" marks.
+    a notebook); with `data.parts` they are transformed like samples of the first part. mark: transform that adds the
+    lane of each row, for a stateful task. padded: training batches may contain padding, marked by the field "is_real".
     """
     nodes = {f"data.transforms.{name}": node for name, node in config.data.transforms.items()}
     if dataset is None and (part := next(iter(mixed_parts(config.dataset)), None)):

@@ -218,14 +218,6 @@ def command_for(path: str, settings: Mapping[str, Any], task: str) -> str:
     return shlex.join(["./run", "train", *words])
 
 
-def first_part(key: str, _parent_: Any) -> Any:
-    """Return a key's value in the first part that has it, or None: ${first_part:num_outputs} with `data.parts`."""
-    if not _parent_.parts:
-        raise ConfigError("data.parts: is empty - add parts, such as +data@data.parts.old=h5 +data.weights.old=1")
-    said = (node.get(key) for node in _parent_.parts.values() if hasattr(node, "get"))
-    return next((value for value in said if value is not None), None)
-
-
 def _key(node: Any) -> str:
     return str(node._get_full_key(None)) or "data"
 
@@ -370,7 +362,7 @@ PROJECT = Project(
         "folder_classes": "lab.datasets.image_folder:folder_classes",
         "column_shape": "lab.datasets.column_resolvers:column_shape",
         "column_outputs": "lab.datasets.column_resolvers:column_outputs",
-        "first_part": first_part,
+        "first_part": "lab.datasets.mixture:first_part",
     },
     watching=("callback",),
     default_arguments={"seed": "seed", "batch_size": "trainer.global_batch_size"},

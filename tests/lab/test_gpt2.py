@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import NEEDS_GPT, SMALL_GPT
+from gpt import NEEDS_GPT, SMALL_GPT
 
 from samebits.testing import compose, result, start_run
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from common import needs
-from optimizers import assert_moves_as, optimizer_of, small
+from optimizer_base import assert_moves_as, optimizer_of, small
 from torch import Tensor
 
 from samebits.testing import SMALL, devices, last_checkpoint, start_run

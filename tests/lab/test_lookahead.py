@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import QUICK, needs
-from optimizers import gradients, optimizer_of, small
+from optimizer_base import gradients, optimizer_of, small
 from torch import nn
 
 from samebits.testing import assert_equal, scores, start_run, values

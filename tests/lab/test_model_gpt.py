@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import NEEDS_GPT, SMALL_GPT
+from gpt import NEEDS_GPT, SMALL_GPT
 from torch.nn import functional as F
 
 from lab.losses.next_token import NextToken, Unprojected, _InPieces

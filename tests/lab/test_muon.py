@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import QUICK, needs
-from optimizers import optimizer_of
+from optimizer_base import optimizer_of
 from torch import nn
 
 import lab.optimizer_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from optimizers import small
+from optimizer_base import small
 
 from lab.optim import check_closure
 from lab.optimizers.base import Wrapper

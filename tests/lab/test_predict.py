@@ -64,8 +64,8 @@ def test_every_row_once_and_in_order(runs: list[Path], tmp_path: Path, ending: s
     elif ending == ".npz":
         found = dict(np.load(out))
     else:
-        parquet = pytest.importorskip("pyarrow.parquet")
-        table = parquet.read_table(out)
+        tables = pytest.importorskip("pyarrow.parquet")
+        table = tables.read_table(out)
         found = {name: np.array(table[name].to_pylist()) for name in table.column_names}
     expected = truth(runs[0], "val")
     np.testing.assert_array_equal(found["row"], np.arange(len(expected)))

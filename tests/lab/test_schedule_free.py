@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import needs
-from optimizers import gradients, optimizer_of, small
+from optimizer_base import gradients, optimizer_of, small
 from shipped import Shipped
 
 from lab import build, load_run

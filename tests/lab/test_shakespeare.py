@@ -11,7 +11,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import NEEDS_GPT, ROOT, needs
+from common import ROOT, needs
+from gpt import NEEDS_GPT
 
 from samebits.data import SampleRNG
 from samebits.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from common import needs
-from optimizers import assert_moves_as, optimizer_of, small
+from optimizer_base import assert_moves_as, optimizer_of, small
 from shipped import Shipped
 from torch import Tensor
 

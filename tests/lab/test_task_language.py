@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import NEEDS_GPT
+from gpt import NEEDS_GPT
 from shipped import Stateless
 from torch.nn import functional as F
 

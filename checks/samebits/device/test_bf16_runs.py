@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from common import NEEDS_GPT, QUICK
+from common import QUICK
+from gpt import NEEDS_GPT
 
 from samebits.device import WithBf16Weights
 from samebits.errors import ConfigError

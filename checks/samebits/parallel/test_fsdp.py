@@ -16,7 +16,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import NEEDS_GPT, QUICK, ROOT
+from common import QUICK, ROOT
+from gpt import NEEDS_GPT
 from omegaconf import OmegaConf
 from torch import nn
 from torch.torch_version import TorchVersion

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from common import NEEDS_GPT, QUICK
+from common import QUICK
+from gpt import NEEDS_GPT
 from torch import nn
 
 from samebits.parallel import NeedsValues, build_on_meta

@@ -110,3 +110,11 @@ def _steps(name: str, value: Any) -> dict[int, Fraction]:
     if begins[:1] != [0] or begins != sorted(set(begins)):
         raise ConfigError(wrong)
     return {begin: Fraction(str(weight)) for begin, weight in pairs}
+
+
+def first_part(key: str, _parent_: Any) -> Any:
+    """Return a key's value in the first part that has it, or None: ${first_part:num_outputs} with `data.parts`."""
+    if not _parent_.parts:
+        raise ConfigError("data.parts: is empty - add parts, such as +data@data.parts.old=h5 +data.weights.old=1")
+    said = (node.get(key) for node in _parent_.parts.values() if hasattr(node, "get"))
+    return next((value for value in said if value is not None), None)

@@ -31,7 +31,7 @@ class TaskRun:
     seed: int = 0
     input_shape: tuple[int, ...] = ()  # data.input_shape: shape of one sample of batch["x"]
     num_outputs: int | None = None  # data.num_outputs
-    parts: tuple[str, ...] = ()  # data=mixed: names of its parts; batch["set"] is an index into this tuple
+    parts: tuple[str, ...] = ()  # names of `data.parts`; batch["set"] is an index into this tuple
     # the lab.state.RunContext (.order, .reorder(), .iterate_rows(rows), .logger, ...); None if the run is not training
     context: Any = None
 
