@@ -45,11 +45,11 @@ def restore_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
 
 def modules_in_eval_mode(model: nn.Module) -> list[str]:
     """Return the names of the outermost modules in evaluation mode; their submodules are not listed."""
-    found: list[str] = []
+    outermost: list[str] = []
     for name, module in model.named_modules():
-        if not (module.training or any(f".{name}".startswith(f".{whole}." if whole else ".") for whole in found)):
-            found.append(name)
-    return found
+        if not (module.training or any(f".{name}".startswith(f".{outer}." if outer else ".") for outer in outermost)):
+            outermost.append(name)
+    return outermost
 
 
 def prepare_evaluation_model(state: TrainState, run: RunContext) -> nn.Module:

@@ -216,10 +216,10 @@ def final_scores(state: TrainState, loaders: dict[str, Loader], run: RunContext)
     run.watchdog.beat("loading the best checkpoint", state.step, slow=True)
     if best := run.checkpoints.load_best(state.best):
         entry, payload = best
-        whole = reshard_like(payload, model, entries=("model", "ema"))
-        model.load_state_dict(eval_state_dict(whole))
+        weights = reshard_like(payload, model, entries=("model", "ema"))
+        model.load_state_dict(eval_state_dict(weights))
         if state.ema is not None:  # model_or_average copies its buffers into the average
-            state.model.load_state_dict(whole["model"])
+            state.model.load_state_dict(weights["model"])
         if "task" in payload:
             state.task.load_state_dict(payload["task"])
         path = run.checkpoints.best_path(entry)

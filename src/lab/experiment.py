@@ -108,9 +108,10 @@ class Experiment:
         """Return the training loader. samples: first sample id. order: the state of data.order, if it has one."""
         return make_train_loader(self.config, self.hardware, self.sets["train"], self.world, samples, order)
 
-    def eval_loader(self, split: str, train: Loader | None = None, whole: bool = False) -> Loader:
-        """Return the loader of a split. train: loader whose number of workers is used. whole: use all samples."""
-        return make_eval_loader(self.config, self.hardware, self.sets[split], split, self.world, train, whole)
+    def eval_loader(self, split: str, train: Loader | None = None, all_samples: bool = False) -> Loader:
+        """Return the loader of a split. train: loader whose number of workers is used. all_samples: ignore
+        trainer.max_eval_batches."""
+        return make_eval_loader(self.config, self.hardware, self.sets[split], split, self.world, train, all_samples)
 
     def build_model_and_task(
         self, logger: Logger | None = None, is_new: bool = True, directory: Path | None = None

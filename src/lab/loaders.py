@@ -243,18 +243,18 @@ def make_eval_loader(
     split: str,
     world: World,
     train: Loader | None = None,
-    whole: bool = False,
+    all_samples: bool = False,
     rows: np.ndarray | None = None,
     even: bool = False,
 ) -> Loader:
     """Return a loader that reads each sample once, divided over the ranks: all samples, or as many as
     trainer.max_eval_batches allows, spread evenly over the set.
 
-    split: the set's name, for messages. whole: use all samples, whatever trainer.max_eval_batches is. rows: (N,) int64,
+    split: the set's name, for messages. all_samples: ignore trainer.max_eval_batches. rows: (N,) int64,
     use only these rows, and add the field "row" to batches; None: all rows. even: leave out as many samples as are
     needed for equally many on all ranks, so that no rank pads its last batch; needs trainer.max_eval_batches.
     """
-    limit = None if whole else config.trainer.max_eval_batches
+    limit = None if all_samples else config.trainer.max_eval_batches
     # counted in global batches, so that the scored samples do not depend on the hardware
     count = None if limit is None else limit * config.trainer.global_batch_size
     if even and count is not None:

@@ -67,11 +67,11 @@ def load(request: Prediction, num_procs: int) -> tuple[Hardware, Callable[[World
     names = getattr(first.experiment.sets[request.split], "class_names", None) or {}
     for other in members[1:]:
         check_classes(other.experiment.sets[request.split], names.get, str(first.file), str(other.file))
-        theirs, ours = (len(member.experiment.sets[request.split]) for member in (other, first))
-        if theirs != ours:
+        count, other_count = (len(member.experiment.sets[request.split]) for member in (first, other))
+        if other_count != count:
             raise ConfigError(
-                f"{other.file}: its split {request.split} has {theirs:,} samples, but {first.file} has {ours:,}: an "
-                "ensemble predicts the same samples - give data.path=..."
+                f"{other.file}: its split {request.split} has {other_count:,} samples, but {first.file} has "
+                f"{count:,}: an ensemble predicts the same samples - give data.path=..."
             )
         if other_rows(first, other, request.split):
             raise ConfigError(
@@ -90,10 +90,10 @@ def other_rows(first: Restored, other: Restored, split: str) -> bool:
         data = member.experiment.config.dataset
         entry = (data.get("splits") or {}).get(split) or {}
         read.append([*map(data.get, ("_target_", "path", "fields")), entry.get("group")])
-    ours, theirs = (member.experiment.sets[split] for member in (first, other))
-    if read[0] != read[1] or not hasattr(ours, "shared_rows"):
+    dataset, other_dataset = (member.experiment.sets[split] for member in (first, other))
+    if read[0] != read[1] or not hasattr(dataset, "shared_rows"):
         return False  # the rows of other files, fields or groups cannot be compared
-    return bool(ours.shared_rows(theirs) != ours.shared_rows(ours))
+    return bool(dataset.shared_rows(other_dataset) != dataset.shared_rows(dataset))
 
 
 def rows_of(request: Prediction, members: list[Restored], world: World) -> Rows:
@@ -104,7 +104,7 @@ def rows_of(request: Prediction, members: list[Restored], world: World) -> Rows:
         for member in members:
             member.model.to(world.device), member.task.to(world.device).eval()
             experiment = replace(member.experiment, hardware=hardware, world=world)
-            loaders.append(experiment.eval_loader(request.split, whole=True))
+            loaders.append(experiment.eval_loader(request.split, all_samples=True))
             stack.callback(loaders[-1].close)
         for k, batches in enumerate(zip(*loaders)):
             rows, (size, real) = loaders[0].plan(k)[1], loaders[0].size_and_real(k)  # type: ignore[index]
@@ -115,20 +115,20 @@ def rows_of(request: Prediction, members: list[Restored], world: World) -> Rows:
                         f"{members[0].file}, as with another task.eval_lanes - predict with each and average the files"
                     )
             values = {name: copied(batches[0], name) for name in request.fields}
-            found = averaged([outputs(member, batch, request) for member, batch in zip(members, batches)])
-            if twice := ({ROW} & values.keys()) | ({ROW, *values} & found.keys()):
+            predictions = averaged([outputs(member, batch, request) for member, batch in zip(members, batches)])
+            if twice := ({ROW} & values.keys()) | ({ROW, *values} & predictions.keys()):
                 raise ConfigError(
                     f"--out {request.out}: would have two entries {min(twice)!r}: {ROW!r} is the row in the split, and "
-                    f"the model's outputs are {', '.join(found)} - leave this name out of --fields, or rename the "
-                    "output in Task.predict"
+                    f"the model's outputs are {', '.join(predictions)} - leave this name out of --fields, or rename "
+                    "the output in Task.predict"
                 )
-            for name, value in (values | found).items():
+            for name, value in (values | predictions).items():
                 if np.shape(value)[:1] != (size,):
                     raise ConfigError(
                         f"{name}: has the shape {np.shape(value)} for {size} samples, but the first dimension must be "
                         "the samples - leave it out of --fields, or pad it to one size per sample in Task.predict"
                     )
-            yield rows[:real], {name: value[:real] for name, value in (values | found).items()}
+            yield rows[:real], {name: value[:real] for name, value in (values | predictions).items()}
 
 
 @torch.no_grad()
