@@ -17,6 +17,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import pickle
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -143,9 +144,8 @@ class Workers:
     def _submit(self, worker: int, sample_ids: np.ndarray, rows: np.ndarray) -> None:
         slot = next((i for i in range(len(self._slots)) if self._free(i)), None)
         if slot is None:  # _deliver leaves one free, unless copies to the GPU are pending
-            for copied in self._copied:
-                if copied is not None:
-                    copied.synchronize()
+            for copied in filter(None, self._copied):
+                copied.synchronize()
             slot = next(i for i in range(len(self._slots)) if self._free(i))
         assert len(rows) <= self._layout.capacity
         indices, _ = self._layout.views(self._slots[slot], len(rows))
@@ -229,9 +229,8 @@ class Workers:
 
 
 def _unlock(side: SideStream, shared: Tensor, copied: list[Any]) -> None:
-    for event in copied:
-        if event is not None:
-            event.synchronize()
+    for event in filter(None, copied):
+        event.synchronize()
     side.cuda.unregister(shared)
 
 
@@ -255,9 +254,7 @@ def _stop(pipes: list[Connection], processes: list[Any], then: list[Callable[[],
 def _check_shared_memory(nbytes: int) -> None:
     if not os.path.isdir("/dev/shm"):
         return
-    stats = os.statvfs("/dev/shm")
-    free = stats.f_bavail * stats.f_frsize
-    if nbytes > free:
+    if nbytes > (free := shutil.disk_usage("/dev/shm").free):
         raise ConfigError(
             f"data.num_workers: the batches ahead need {in_words(nbytes)} of shared memory and /dev/shm has "
             f"{in_words(free)} free; lower data.num_workers or hardware.micro_batch_size, "
