@@ -49,7 +49,7 @@ class Pruning:
         run = self.run
         if state.step >= run.total_steps:
             return False
-        evaluation = passed(state.step, run.every.eval) - 1  # from 0
+        evaluation = passed(state.step, run.eval_every) - 1  # from 0
         answer = self._ask(evaluation, scores[self._facts["objective"]]) if run.world.is_main else False
         pruned = bool(run.world.broadcast_object(bool(answer)))  # Optuna may return a numpy bool
         if pruned:
