@@ -1,6 +1,6 @@
 """Seconds from the command to the end of the first step, and to the end of the command, for 1 and 2 ranks on the CPU.
 
-    ./run python benchmarks/startup_ranks.py [--rounds 7]
+    ./run python benchmarks/startup_ranks.py [--rounds 7] [--ranks 1 2]
     PYTHONPATH=<folder with lightning> ./run python benchmarks/startup_ranks.py
 
 Ours is the whole template (Hydra, checks, run directory, HDF5, evaluation and scores at the end, no logger); torchrun
@@ -121,9 +121,9 @@ def script(text: str, ranks: int, launcher: list[str]) -> Measure:
     return measure
 
 
-def ways() -> dict[str, Measure]:
+def ways(numbers: list[int]) -> dict[str, Measure]:
     found: dict[str, Measure] = {}
-    for ranks in (1, 2):
+    for ranks in numbers:
         found[f"ours, {ranks}"] = ours(ranks)
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         found[f"torchrun with a plain script, {ranks}"] = script(PLAIN, ranks, torchrun)
@@ -137,8 +137,9 @@ def ways() -> dict[str, Measure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
-    times = in_turns(ways(), args.rounds)
+    times = in_turns(ways(args.ranks), args.rounds)
     print("| ranks | first step, s | whole command, s |\n|---|---|---|")
     for way, values in times.items():
         first, whole = (statistics.median(column) for column in zip(*values))

@@ -330,8 +330,7 @@ def main() -> None:
     elif is_project(str(root / "src")):
         importlib.import_module("_python")  # the project's
     import_all(names)
-    if sys.argv[4] == "0":
-        fill_caches()
+    fill_caches()
     request, streams = serve(channel)
     set_death_signal(0)
     become(request, streams, {key: value for key, value in os.environ.items() if key not in before})
