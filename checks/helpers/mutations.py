@@ -376,8 +376,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "tests/lab/test_parquet.py::test_folds_partition_the_training_rows_of_any_files"),
     ("src/lab/transforms/order.py", "for earlier, first in chain[:k]:", "for earlier, first in chain[k:]:",
      "tests/lab/test_statistics.py::test_an_order_with_wrong_values_is_refused"),
-    ("src/lab/statistics.py", "given = computed.tolist() if nodes[name][kind] == AUTO else list(nodes[name][kind])",
-     "given = computed.tolist()", "tests/lab/test_statistics.py::test_the_kept_numbers_are_those_that_are_used"),
+    ("src/lab/statistics.py", "numbers = computed.tolist() if nodes[name][kind] == AUTO else list(nodes[name][kind])",
+     "numbers = computed.tolist()", "tests/lab/test_statistics.py::test_the_kept_numbers_are_those_that_are_used"),
     ("src/lab/transforms/fields.py", "(self._exact if x.dtype == torch.float64 else self._numbers)", "self._numbers",
      "tests/lab/test_statistics.py::test_the_kept_numbers_are_those_that_are_used"),
     # ---- the file as it lies

@@ -31,7 +31,7 @@ def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
 
 def set_training_mode(net: nn.Module) -> None:
     """Call `net.train()`, but keep submodules in evaluation mode that the model has put there (a frozen BatchNorm)."""
-    modes = [(part, part.training) for held in net.modules() if not held.training for part in held.modules()]
+    modes = [(part, part.training) for frozen in net.modules() if not frozen.training for part in frozen.modules()]
     net.train()
     restore_modes(modes)
 

@@ -306,11 +306,11 @@ def _loader(
     with_rows: bool = False, mark: Transform | None = None,
 ) -> Loader:  # fmt: skip
     """Return a loader of the batches of `plan`. random: include augmentation. mark: adds the lane of each row."""
-    given = config.hardware.num_threads
     padded = getattr(plan, "padded", False)
     transform = make_transform(config, random, dataset, mark, padded)
     cores = cores_each(dist_env.ranks_here(world.size))  # of a rank, also in a process that only looks (./run env)
-    cores = min(int(given), cores) if given != "auto" else cores
+    threads = config.hardware.num_threads
+    cores = cores if threads == "auto" else min(int(threads), cores)
     return Loader(
         dataset, plan, world.device, transform, config.data.loader, config.data.num_workers,
         seed=sample_seed(config, split), cores=cores, like=like, split=split,

@@ -80,17 +80,17 @@ def build_optimizer(make: Callable[..., Optimizer], groups: Callable[[], list[di
     if not getattr(target, "takes_names", False):  # remove the names: each checkpoint would contain them
         with_names = groups
         groups = lambda: [{k: v for k, v in group.items() if k != "param_names"} for group in with_names()]  # noqa: E731
-    given = getattr(make, "keywords", {})
+    arguments = getattr(make, "keywords", {})
     can_fuse, why = "fused" in inspect.signature(target).parameters, ""
-    if target is torch.optim.SGD and given.get("momentum") and given.get("dampening"):
+    if target is torch.optim.SGD and arguments.get("momentum") and arguments.get("dampening"):
         # the kernel cannot begin a momentum after the first step (samebits.steps.begin_momentum)
         why = "torch's fused SGD with dampening fails if a parameter gets its first gradient after the first step"
     sharded = any(is_dtensor(p) for group in groups() for p in group["params"])
     if sharded and not (inspect.isclass(target) and issubclass(target, FUSED)):
         why = f"torch has no fused {target.__name__} for trainer=fsdp"
-    if why and given.get("fused"):
+    if why and arguments.get("fused"):
         raise ConfigError(f"optim.fused=true: {why} - remove it")
-    if can_fuse and not why and not {"fused", "foreach"} & set(given) and runs_fused(make, groups()):
+    if can_fuse and not why and not {"fused", "foreach"} & set(arguments) and runs_fused(make, groups()):
         return make(groups(), fused=True)
     return make(groups())
 

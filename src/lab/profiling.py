@@ -30,14 +30,14 @@ OUTSIDE_STEP = {  # advice for parts outside of the steps
 
 def losses_of(model: nn.Module, task: Task) -> dict[str, Callable[[list[nn.Module], Batch], Tensor]]:
     """Return {objective: function ([model, task], batch) -> the summed loss, 0-d}. As in training, the function takes
-    gradients only of the parameters that the objective trains: it freezes the others of the given model and task."""
+    gradients only of the parameters that the objective trains: it freezes the others of this model and task."""
 
-    def loss(name: str, copies: list[nn.Module], given: Batch) -> Tensor:
+    def loss(name: str, copies: list[nn.Module], batch: Batch) -> Tensor:
         own_model, own_task = copies[0], cast("Task", copies[1])
         if name:
             trained = {id(p) for module in own_task.objectives(own_model)[name] for p in module.parameters()}
             for p in (*own_model.parameters(), *own_task.parameters()):
                 p.requires_grad_(p.requires_grad and id(p) in trained)
-        return LossModule(own_model, own_task, name).train()(given)[0]["loss"].sum()
+        return LossModule(own_model, own_task, name).train()(batch)[0]["loss"].sum()
 
     return {name: partial(loss, name) for name in task.objectives(model)}

@@ -53,17 +53,17 @@ def with_statistics(
                 f"data.parts.{name}.transforms.{other}: auto works only in data.transforms, which get the samples of "
                 "all parts - give numbers"
             )
-    known: dict[str, Any] = {}
+    statistics: dict[str, Any] = {}
     for name in entries_with_auto(config.values["data"]):
         if is_new:
-            known[name], line = _compute(config, name, dataset, world, max_rows)
+            statistics[name], line = _compute(config, name, dataset, world, max_rows)
             say(line)
         else:
             assert directory is not None
-            known[name] = _read(directory, name)
-        config = Config.of(_filled(config.given, {name: known[name]}))
-    if known and is_new and directory is not None and world.is_main:
-        write_json(directory / FILE, {f"data.transforms.{name}": values for name, values in known.items()})
+            statistics[name] = _read(directory, name)
+        config = Config.of(_filled(config.given, {name: statistics[name]}))
+    if statistics and is_new and directory is not None and world.is_main:
+        write_json(directory / FILE, {f"data.transforms.{name}": values for name, values in statistics.items()})
     return config
 
 
@@ -82,15 +82,15 @@ def entries_with_auto(data: Any) -> list[str]:
     return [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Normalize)]
 
 
-def _filled(cfg: DictConfig, known: dict[str, Any]) -> DictConfig:
-    """Return a copy of the config with the numbers. known: {name of a transform: its entry in statistics.json}."""
+def _filled(cfg: DictConfig, statistics: dict[str, Any]) -> DictConfig:
+    """Return a copy of the config with the numbers. statistics: {name of a transform: its entry in statistics.json}."""
     cfg = cfg.copy()
-    for name, values in known.items():
+    for name, values in statistics.items():
         node = cfg.data.transforms[name]
         with open_dict(node):
             for key in ("mean", "std"):
-                given = values[key] if node[key] == AUTO else list(node[key])
-                node[key] = given * len(values["mean"]) if len(given) == 1 else given
+                numbers = values[key] if node[key] == AUTO else list(node[key])
+                node[key] = numbers * len(values["mean"]) if len(numbers) == 1 else numbers
             node.dim = values["dim"]
     return cfg
 
@@ -119,8 +119,8 @@ def _loader(
         return None if found is None else (found, found)
 
     kind = "threads" if hasattr(dataset, "gather") and hasattr(dataset, "spec") else config.data.loader
-    given, seed = config.data.num_workers, sample_seed(config, "train")
-    return Loader(dataset, plan, torch.device("cpu"), transform, kind, given, seed=seed, split="train")
+    workers, seed = config.data.num_workers, sample_seed(config, "train")
+    return Loader(dataset, plan, torch.device("cpu"), transform, kind, workers, seed=seed, split="train")
 
 
 def _batch_size(dataset: Any) -> int:
@@ -162,8 +162,8 @@ def _compute(config: Config, name: str, dataset: Any, world: World, max_rows: in
     std[flat] = 1
     values = {"field": field, "dim": 1 if dim is None else dim}
     for kind, computed in (("mean", mean), ("std", std)):  # the numbers that are used
-        given = computed.tolist() if nodes[name][kind] == AUTO else list(nodes[name][kind])
-        values[kind] = given * len(mean) if len(given) == 1 else given
+        numbers = computed.tolist() if nodes[name][kind] == AUTO else list(nodes[name][kind])
+        values[kind] = numbers * len(mean) if len(numbers) == 1 else numbers
     return values, _line(name, field, shape, dim, size, values, nodes[name], flat)
 
 

@@ -38,10 +38,10 @@ def as_graph(train_step: TrainStep, state: TrainState, run: RunContext, draws: b
 
     def step(loss_modules: Any, state: TrainState, batches: Iterator[Batch], *more: Any) -> dict[str, Tensor]:
         state.schedule.set_rates(state.step)
-        given = list(islice(batches, len(run.hardware.micro_batch_sizes)))
+        micro_batches = list(islice(batches, len(run.hardware.micro_batch_sizes)))
         since = state.logged_step, state.scored_step, has_callbacks and state.step
         passed = state.passed.get("", 0) + run.trainer.global_batch_size
-        values = captured(lambda own: train_step(loss_modules, state, iter(own), *more), given, since)
+        values = captured(lambda static: train_step(loss_modules, state, iter(static), *more), micro_batches, since)
         state.passed[""] = passed  # a replay of the graph does not count
         return values
 

@@ -83,17 +83,17 @@ class Columns:
         if missing not in ("refuse", "nan"):
             raise ConfigError(f"data.missing={missing}: must be refuse or nan")
         self._missing = missing
-        self.fields = {field: given for field, given in fields.items() if given is not None}
+        self.fields = {field: columns for field, columns in fields.items() if columns is not None}
         if not self.fields:
             raise ConfigError(f"data.fields is empty: give at least one, such as {EXAMPLE}")
         self.class_names: dict[str, list[str]] = {}
         self.spec: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         self._dtypes: dict[str, np.dtype] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for field, given in self.fields.items():
-            key, names = f"data.fields.{field}", columns_of(given)
+        for field, columns in self.fields.items():
+            key, names = f"data.fields.{field}", columns_of(columns)
             if not names or not all(isinstance(name, str) for name in names):
-                raise ConfigError(f"{key}={given}: must be a column or a list of columns, such as {EXAMPLE}")
+                raise ConfigError(f"{key}={columns}: must be a column or a list of columns, such as {EXAMPLE}")
             if unknown := [name for name in names if name not in schema.names]:
                 raise ConfigError(f"{key}: {where} has no column {unknown[0]!r}; it has {schema.names}")
             kinds = [self._learn(key, name, schema.field(name).type, where, first) for name in names]
@@ -101,19 +101,19 @@ class Columns:
             if len(set(shapes.values())) > 1:
                 raise ConfigError(f"{key}: {where}: columns of one field must have equal shapes, but have {shapes}")
             if any(kind is None for kind in kinds):  # `None in`: a dtype equals None
-                if len(names) > 1 or not isinstance(given, str) or shapes[given]:
+                if len(names) > 1 or not isinstance(columns, str) or shapes[columns]:
                     raise ConfigError(f"{key}: {where}: strings cannot be stacked; give one column: {key}={names[0]}")
-                self.class_names[field], kinds = classes(given), [np.dtype(np.int64)]
+                self.class_names[field], kinds = classes(columns), [np.dtype(np.int64)]
             dtype: Any = np.result_type(*(kind for kind in kinds if kind is not None))
             dtype = WIDER.get(dtype.name, dtype)
             self._dtypes[field] = dtype
-            stacked = () if isinstance(given, str) else (len(names),)
+            stacked = () if isinstance(columns, str) else (len(names),)
             self.spec[field] = (*stacked, *shapes[names[0]]), torch.from_numpy(np.empty(0, dtype)).dtype
 
     @property
     def names(self) -> list[str]:
         """Return the columns of all fields, each once."""
-        return list(dict.fromkeys(name for given in self.fields.values() for name in columns_of(given)))
+        return list(dict.fromkeys(name for columns in self.fields.values() for name in columns_of(columns)))
 
     def outputs(self, field: str, extremes: Callable[[str], tuple[int, int]]) -> int:
         """Return the number of outputs that predict a field: classes, or the elements of a sample of floats.
@@ -139,9 +139,9 @@ class Columns:
 
         Raise RunFailed for a cell that is missing or has another length than the first one."""
         made = {}
-        for field, given in self.fields.items():
-            parts = [self._values(field, name, table.column(name), where) for name in columns_of(given)]
-            made[field] = parts[0] if isinstance(given, str) else np.stack(parts, axis=1)
+        for field, columns in self.fields.items():
+            parts = [self._values(field, name, table.column(name), where) for name in columns_of(columns)]
+            made[field] = parts[0] if isinstance(columns, str) else np.stack(parts, axis=1)
         return made
 
     def _learn(self, key: str, name: str, kind: Any, where: str, first: Callable[[str], Any]) -> np.dtype | None:
@@ -243,9 +243,9 @@ def joined_values(parts: Sequence[Any], what: str) -> np.ndarray:
     return np.concatenate([np.asarray(part.to_pylist()) for part in parts])
 
 
-def columns_of(given: Any) -> list[Any]:
+def columns_of(columns: Any) -> list[Any]:
     """Return the columns of an entry of `fields`."""
-    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    return list(columns) if isinstance(columns, Sequence) and not isinstance(columns, str) else [columns]
 
 
 def missing_rule(missing: Any) -> Any:

@@ -42,12 +42,12 @@ class NextToken:
 
     def __call__(self, output: Tensor | Unprojected, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the losses, (B,). Raise ConfigError if the shapes do not fit."""
-        given = output.hidden if isinstance(output, Unprojected) else output
+        inputs = output.hidden if isinstance(output, Unprojected) else output
         target = batch.get("y")
-        if target is None or given.dim() != 3 or target.shape != given.shape[:2]:
+        if target is None or inputs.dim() != 3 or target.shape != inputs.shape[:2]:
             shape = None if target is None else tuple(target.shape)
             raise ConfigError(
-                f"NextToken: expected logits (B, T, V) and batch['y'] (B, T), got {tuple(given.shape)} and {shape}: "
+                f"NextToken: expected logits (B, T, V) and batch['y'] (B, T), got {tuple(inputs.shape)} and {shape}: "
                 "use task=next_token with data=tokens, task=language with data=sequences, and both with model=gpt"
             )
         fused = self.compiled and torch.is_grad_enabled()

@@ -53,9 +53,9 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs. Raise ConfigError if the shape does not fit."""
-        given, x = x, x.unsqueeze(1) if x.dim() == 3 else x
+        images, x = x, x.unsqueeze(1) if x.dim() == 3 else x
         if x.dim() != 4 or x.shape[1] != self.channels:
-            raise wrong_input(self, f"images of {self.channels} channels but got {tuple(given.shape[1:])}", given)
+            raise wrong_input(self, f"images of {self.channels} channels but got {tuple(images.shape[1:])}", images)
         skipped: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(self.halve(x) if level else x)

@@ -18,10 +18,10 @@ class LBFGS(Supervised):
 
     def train_step(self, step: int, batches: Iterator[Batch], optimizer_step: OptimizerStep) -> dict[str, Tensor]:
         """Run one step with a closure that computes loss and gradients."""
-        held, before = list(batches), dict[str, Tensor]()
+        micro_batches, before = list(batches), dict[str, Tensor]()
 
         def closure() -> Tensor:
-            values = optimizer_step.gradients("", held)
+            values = optimizer_step.gradients("", micro_batches)
             before.update(before or values)
             return values["loss"]
 

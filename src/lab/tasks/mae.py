@@ -47,18 +47,18 @@ class MAE(Task):
     def losses(self, model: Any, batch: Batch) -> tuple[Losses, Any]:
         """Return the error, (B,), and {"pixels": (B, L, P) the decoder's output, "masked": (B, L) bool}."""
         x = batch["x"]
-        wanted = patches(x, model.patch).float()
-        kept, masked = self.masks(batch["sample_id"], wanted.shape[1])
+        target = patches(x, model.patch).float()
+        kept, masked = self.masks(batch["sample_id"], target.shape[1])
         pixels = self.decoder(model.features(x, kept), kept).float()
-        if pixels.shape != wanted.shape:
+        if pixels.shape != target.shape:
             raise ConfigError(
                 f"task.decoder: returns {tuple(pixels.shape[1:])} for each sample, but its patches are "
-                f"{tuple(wanted.shape[1:])} - set task.decoder.patch and input_shape to the model's values"
+                f"{tuple(target.shape[1:])} - set task.decoder.patch and input_shape to the model's values"
             )
         if self.normalize:
-            mean, std = scale_of(wanted)
-            wanted = (wanted - mean) / std
-        error = (pixels - wanted).square().mean(2)
+            mean, std = scale_of(target)
+            target = (target - mean) / std
+        error = (pixels - target).square().mean(2)
         return {"loss": (error * masked).sum(1) / masked.sum(1)}, {"pixels": pixels, "masked": masked}
 
     def masks(self, sample_ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -85,11 +85,11 @@ class MAE(Task):
         x = batch["x"][:count].float()
         pixels, masked = output["pixels"][:count], output["masked"][:count, :, None]
         patch = round((x[0].numel() / len(x[0]) / pixels.shape[1]) ** 0.5)
-        given = patches(x, patch)
+        original = patches(x, patch)
         if self.normalize:
-            mean, std = scale_of(given)
+            mean, std = scale_of(original)
             pixels = pixels * std + mean
-        rows = [given, given.masked_fill(masked, 0.0), torch.where(masked, pixels.to(given.dtype), given)]
+        rows = [original, original.masked_fill(masked, 0.0), torch.where(masked, pixels.to(original.dtype), original)]
         shown = torch.cat([images(row, x.shape[1:], patch) for row in rows])
         return {"reconstructed": grid(shown.clamp(0, 1), columns=len(x))}
 
