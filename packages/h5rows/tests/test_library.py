@@ -47,7 +47,7 @@ def test_open_finds_the_fields_of_a_group(photos: Path) -> None:
     assert len(data) == 600
     assert sorted(h5rows.open(str(photos), {"x": "image"}, "test").spec) == ["x"]
     assert sorted(h5rows.open(photos).spec) == sorted(data.spec)  # there is a train
-    assert len(h5rows.open(photos)) == 600
+    assert len(h5rows.open(photos)) == len(h5rows.open(photos, splits=None)) == 600
     with pytest.raises(h5rows.ConfigError, match=r"cache_mb=-1: must be at least 0"):
         h5rows.open(str(photos), split="test", cache_mb=-1)
 

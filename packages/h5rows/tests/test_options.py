@@ -71,6 +71,9 @@ OPEN: list[tuple[dict[str, Any], str]] = [
     ({"swmr": "no"}, "swmr='no'"),
     ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; allowed: group, rows"),
     ({"splits": {"/": {"group": ["/"]}}}, "group=.*: expected the name of a group"),
+    ({"splits": {"/": {"group": "/", "rows": [0, 0.5], "seed": "a"}}}, "seed=a: must be a whole number, or None"),
+    ({"splits": {"/": {"group": "/", "rows": [0, 0.5], "seed": 1.5}}}, "seed=1.5: must be a whole number, or None"),
+    ({"fields": None, "split": 3}, "splits.3.group=3: expected the name of a group"),
 ]
 
 
@@ -92,7 +95,7 @@ def test_repack(given: Path, options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(("options", "said"), OPEN)
 def test_open(given: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(h5rows.ConfigError, match=said):
-        h5rows.open("a.h5", {"x": "x"}, **options)
+        h5rows.open("a.h5", **{"fields": {"x": "x"}, **options})
 
 
 def test_paths_of_every_kind(given: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -611,13 +611,13 @@ def open(
     of `splits`; None: `train` if there is such a group or split, otherwise the root. options: arguments of Dataset.
     """
     names, options = names_of(path), _translate_options(options)
+    splits = options.get("splits")
     if fields is None or split is None:
         with open_file(names[0], bool(options.get("swmr")), options.get("cache_gb")) as file:
             if split is None:
-                there = options["splits"] if "splits" in options else set(file)
-                split = "train" if "train" in there else "/"
+                split = "train" if "train" in (set(file) if splits is None else splits) else "/"
             if fields is None:
-                entry = split_of(options["splits"], split) if "splits" in options else {"group": split}
+                entry = split_of({split: {"group": split}} if splits is None else splits, split)
                 fields, meant = _found(file, entry["group"])
                 options = {**meant, **options}
     return Dataset(names, fields, split, **options)

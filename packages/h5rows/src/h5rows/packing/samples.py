@@ -103,6 +103,8 @@ class SpooledSource(Source):
             found = np.asarray(value)
         except ValueError as error:  # lists of different length
             raise ConfigError(f"{where} is not an array: {error}") from None
+        if isinstance(value, int) and found.dtype == object:
+            raise ConfigError(f"{where} is {value}, too large for int64 and uint64; give a float or a str")
         if not is_readable(found.dtype) or found.dtype.kind == "S" or found.dtype.subdtype:
             raise ConfigError(f"{where} is {said(value)}; {GIVE}")
         return found.astype(found.dtype.newbyteorder("="), copy=False)
