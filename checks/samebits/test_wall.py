@@ -242,6 +242,7 @@ ALLOWED = {
     "checks/project/test_suite.py": "how tests compose",
     "checks/samebits/test_wall.py": "how a page lists its names",
     "checks/h5rows/test_s3.py": "kills a pack between two shards",
+    "checks/project/test_benchmarks.py": "batches that are selected alone",
     "checks/project/test_gpu.py": "ranks that share one GPU",
     "checks/project/test_many_ranks.py": "bytes of a rank in a table",
     "checks/project/test_profiling.py": "batches that come late",

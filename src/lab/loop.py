@@ -83,8 +83,7 @@ def fit(
 ) -> None:
     """Train from state.step until `is_finished`, or until a stop is requested (by a signal or process.max_time).
 
-    The actions due after a step (log, score, save) are listed in state.pending. Each checkpoint contains the list, so
-    a resumed run first runs the actions that are left.
+    state.pending lists the actions that are due (log, score, save). A resumed run first runs those of its checkpoint.
     validate: scores the validation sets and returns whether the state is among the best; None: no validation sets."""
     batches = iter(train)
     clock = SpeedMeter(train, run.logger, run.cost_per_sample.speeds, state.samples, state.passed)
