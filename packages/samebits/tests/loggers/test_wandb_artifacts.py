@@ -80,11 +80,42 @@ def test_an_invalid_url_of_the_server_is_one_line_before_the_run(
         choose_wandb_mode(LoggerConfig(mode="online"))
 
 
-def test_a_netrc_in_another_encoding_has_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from samebits.loggers.wandb_log import wandb_key
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (".netrc", "machine bücher.de login user password x".encode("latin-1"), "no key is taken from"),
+        (
+            ".netrc",
+            b"machine api.wandb.ai login user passwrd x",
+            "no key is taken from .* bad follower",
+        ),
+        ("settings", b"mode = online", "is ignored, because it cannot be read: File contains no section headers"),
+    ],
+)
+def test_a_damaged_file_has_no_key_and_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, said: str
+) -> None:
+    from samebits.loggers import wandb_log
 
-    (tmp_path / ".netrc").write_bytes("machine bücher.de login user password x".encode("latin-1"))
+    lines: list[str] = []
+    monkeypatch.setattr(wandb_log.log, "warning", lines.append)
+    (tmp_path / name).write_bytes(content)
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert wandb_key() is None
+    for variable in ("API_KEY", "MODE", "IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(f"WANDB_{variable}", raising=False)
+    assert wandb_log.wandb_key() is None
+    assert wandb_log.auto_wandb_mode() == "offline"
+    (line,) = lines
+    assert str(tmp_path / name) in line
+    assert re.search(said, line)
+    assert "\n" not in line
+
+
+def test_a_sync_without_wandb_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits import extras
+    from samebits.loggers.wandb_sync import check_online
+
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"^\./run sync needs wandb, which is not installed - .*pip install wandb$"):
+        check_online()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -191,12 +192,20 @@ def wandb_key() -> str | None:
     for path in own:
         try:
             hosts = netrc.netrc(path.expanduser())
-        except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
+            _warn_once(f"W&B: no key is taken from {path}, which cannot be read: {error}")
             continue
         for name in (urlsplit(wandb_url()).netloc, _server()[0]):
             if found := hosts.authenticators(name):
                 return found[2]
     return None
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning(" ".join(text.split()))
 
 
 def _setting(name: str) -> str | None:
@@ -207,8 +216,10 @@ def _setting(name: str) -> str | None:
     user = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
     known = configparser.ConfigParser(interpolation=None)
     for folder in (user, here):  # the later one wins
-        with suppress(configparser.Error, UnicodeDecodeError):
+        try:
             known.read(folder / "settings")
+        except (configparser.Error, UnicodeDecodeError) as error:
+            _warn_once(f"W&B: {folder / 'settings'} is ignored, because it cannot be read: {error}")
     return known.get("default", name, fallback=None)
 
 

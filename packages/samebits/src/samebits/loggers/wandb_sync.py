@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from samebits.errors import ConfigError, RunFailed
+from samebits.extras import check_installed
 from samebits.files import no_links
 from samebits.loggers.wandb_log import (
     FOLDER,
@@ -66,6 +68,7 @@ def upload_run(project: Project, run_dir: Path, anew: bool) -> str | None:
 
 def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
     """Write metrics.jsonl into an offline W&B run, to view it with `wandb leet`. Return a line for the user."""
+    logging.raiseExceptions = False  # on a full disk, the log of wandb would print a traceback for each of its lines
     feed = Feed(run_dir)
     run, _, _ = send_wandb(project, run_dir, feed, folder, "offline")
     finish_wandb(project, run, run_dir, feed.status)
@@ -73,7 +76,8 @@ def write_offline(project: Project, run_dir: Path, folder: Path) -> str:
 
 
 def check_online() -> None:
-    """Raise ConfigError if W&B is offline or disabled, or its server cannot be reached."""
+    """Raise ConfigError if wandb is not installed, is offline or disabled, or its server cannot be reached."""
+    check_installed("wandb", "./run sync")
     if auto_wandb_mode() != "online":
         raise ConfigError(
             "W&B has no API key (run `wandb login`, or set WANDB_API_KEY), or is set to offline "
