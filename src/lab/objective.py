@@ -39,8 +39,9 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
         """Return (losses, output); the output is None in training."""
-        losses, output = forward_loss(self.model, self.task, batch, self.objective)
-        return losses, None if self.model.training else output  # not used in training, so free its memory
+        model = self.model  # read once: nn.Module's __getattr__ is slow
+        losses, output = forward_loss(model, self.task, batch, self.objective)
+        return losses, None if model.training else output  # not used in training, so free its memory
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return the sharded model's no_sync(), or a context that does nothing: DDP's wrapper has its own no_sync."""
