@@ -160,7 +160,7 @@ def test_outputs_keep_their_digits_and_names(runs: list[Path], tmp_path: Path, m
     def outputs(task: object, model: object, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: value.expand(len(batch["x"])) for name, value in given.items()}
 
-    monkeypatch.setattr("lab.predict.predicted", outputs)
+    monkeypatch.setattr("lab.predict.checked_prediction", outputs)
     out = tmp_path / "out.npz"
     write(Prediction(runs[:1], "test", out, [], ["y"]), 1, False)
     found = np.load(out)
@@ -178,7 +178,7 @@ def test_values_that_are_not_one_per_sample_are_refused(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
 ) -> None:
     """Of the predictions of all nodes of a batch of graphs, the first rows were written as those of the samples."""
-    monkeypatch.setattr("lab.predict.predicted", lambda *given: {"nodes": torch.zeros(shape)})
+    monkeypatch.setattr("lab.predict.checked_prediction", lambda *given: {"nodes": torch.zeros(shape)})
     with pytest.raises(ConfigError, match=r"nodes: has the shape .* samples - .* pad it to one size per sample"):
         write(Prediction(runs[:1], "test", tmp_path / "out.h5", [], []), 1, False)
     assert not list(tmp_path.iterdir())
