@@ -53,7 +53,7 @@ class Wrong(nn.Module):
         if self.how == "numpy":
             h = torch.from_numpy(np.asarray(h.numpy()))
         grown = lambda: setattr(self, "more", nn.Linear(16, 16)) or self.more(h)
-        return self.last({"array": lambda: h.detach().numpy(), "list": lambda: [h], "grown": grown}.get(self.how, lambda: h)())
+        return self.last({"array": lambda: h.detach().numpy(), "list": lambda: [h], "inplace": lambda: h.exp().add_(1), "grown": grown}.get(self.how, lambda: h)())
 
 class Predicts(Supervised):
     def predict(self, model, batch):
@@ -159,6 +159,7 @@ MISTAKES = {
     "a layer of forward, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=grown", *OTHER_MODEL, "trainer.eval_every=null"), "model: Wrong creates the parameter more.weight in `forward`, so it would be neither trained nor loaded: create it in __init__"),
     "a copy": (("model._target_=lab.models.own.Wrong", "+model.how=uncopied", *OTHER_MODEL, "trainer.ema_decay=0.9"), "model: Wrong cannot be copied for the weight average (TypeError: cannot pickle 'generator' object): create the part that cannot"),
     "a size, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=size", *OTHER_MODEL, "trainer.eval_every=null"), "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    "an in-place operation": (("model._target_=lab.models.own.Wrong", "+model.how=inplace", *OTHER_MODEL), "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: [torch.FloatTensor [64, 16]], which is output 0 of Exp, is at version 1; expected version 0 instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with debug=anomaly. ("),
     "numpy, not evaluated": (("model._target_=lab.models.own.Wrong", "+model.how=numpy", *OTHER_MODEL, "trainer.eval_every=null"), "model: RuntimeError: Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead. ({own}, line 35); in the model, Wrong(): x (64, 1, 8, 8) float32, h (64, 16) float32; the batch"),
 }  # fmt: skip
 

@@ -199,6 +199,7 @@ def explained_mistake(error: Exception) -> str | None:
     line = in_users_code(error, shown)
     if line is None or elsewhere or isinstance(error, (OSError, MemoryError, DataFailed, BdbQuit)):
         return None
+    line = line.replace("torch.autograd.set_detect_anomaly(True, check_nan=False)", "debug=anomaly")
     return f"{line} ({TRACEBACK}=1 prints the traceback)"
 
 

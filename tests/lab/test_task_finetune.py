@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def test_weights_come_from_a_run_a_checkpoint_or_a_state_dict(pretrained: Path, 
         own = model.state_dict()
         assert_equal({k: own[k] for k in own if k[:4] != "head"}, {k: theirs[k] for k in own if k[:4] != "head"})
         assert torch.equal(own["head.weight"], head)
+
+
+def test_frozen_weights_that_are_not_loaded_are_named(tmp_path: Path) -> None:
+    """They stay random: by task.freeze, or because the model froze them."""
+    theirs, own = small(), small()
+    names = [name for name, _ in own.named_parameters()]
+    torch.save({k: v for k, v in theirs.state_dict().items() if k not in names[:2]}, tmp_path / "w.pt")
+    found = task(tmp_path / "w.pt", frozen=["^" + re.escape(names[0])])
+    assert f"\n  frozen, but not loaded: {names[0]} - if " in str(found.initialize(own, iter(())))
+    own.requires_grad_(False)
+    assert f"\n  frozen, but not loaded: {names[0]}, {names[1]} - if " in str(
+        task(tmp_path / "w.pt").initialize(own, iter(()))
+    )
+    assert "frozen, but" not in str(task(tmp_path / "w.pt").initialize(small(), iter(())))
 
 
 def test_names_are_mapped(tmp_path: Path) -> None:

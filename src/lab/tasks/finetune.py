@@ -47,7 +47,18 @@ class Finetune(Supervised):
     def initialize(self, model: nn.Module, batches: Iterator[Batch]) -> str | None:
         """Load the weights into the model; see `renamed`."""
         file, state = find_weights(Path(self.source))
-        return load_fitting(model, self.renamed(state), file, REMEDY)
+        weights = self.renamed(state)
+        lines = load_fitting(model, weights, file, REMEDY)
+        random = [
+            name
+            for name, p in model.named_parameters()
+            if (self.freezes(name) or not p.requires_grad) and getattr(weights.get(name), "shape", None) != p.shape
+        ]
+        return f"{lines}\n  frozen, but not loaded: {format_keys(random)} - {REMEDY}" if random else lines
+
+    def freezes(self, name: str) -> bool:
+        """Return True if this parameter or buffer matches `freeze`."""
+        return any(pattern.search(name) for pattern in self.patterns)
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state dict with the names of `rename`. Raise ConfigError if two weights get the same name or a
@@ -78,7 +89,7 @@ class Finetune(Supervised):
         for pattern in self.patterns:
             if not any(map(pattern.search, names)):
                 raise ConfigError(f"task.freeze: no name contains {pattern.pattern!r}; names are {format_keys(names)}")
-        matching = {name for name in names if any(pattern.search(name) for pattern in self.patterns)}
+        matching = set(filter(self.freezes, names))
         for name, p in model.named_parameters():
             p.requires_grad_(p.requires_grad and name not in matching)
         if not any(p.requires_grad for module in (model, self) for p in module.parameters()):
