@@ -265,6 +265,7 @@ def test_a_csv_is_read_as_it_was_meant(tmp_path: Path, text: Any, options: Any, 
             (f"hp,n\n130.0,1\n{odd},2\n165,3\n", {}, f"number '1.*{re.escape(odd)}'.*--as hp=class.*--as hp=text")
             for odd in ("?", "-", "abc", "0x10", "1_000", "2024-01-02", "12:30", "1.2.3")
         ],
+        ("a,n\n1e-400,1\n,2\n0.0,3\n", {"empty": "nan"}, "no type can represent 1e-400 and the other numbers exactly"),
         # arrow reads 0xFFFFFFFFFFFFFFFF as int64: -1
         ("a,n\n0xFFFFFFFFFFFFFFFF,1\n2,2\n", {}, "number '2' and '0xFFFFFFFFFFFFFFFF'"),
         ("a,n\n0x10,1\n0x11,2\n", {}, "column 'a' contains '0x10', neither a number nor a name: --as a=class"),

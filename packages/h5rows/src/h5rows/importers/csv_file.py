@@ -183,12 +183,18 @@ def is_number(cell: str) -> bool:
 
 
 def check_digits(file: Path, name: str, cells: Any, floats: Any) -> Any:
-    """Return the float64 numbers. Raise ConfigError if a cell is too large, or a whole number with too many digits."""
+    """Return the float64 numbers. Raise ConfigError if a cell is too large or too small, or a whole number with too
+    many digits."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     values = np.nan_to_num(floats.to_numpy(zero_copy_only=False), nan=0, posinf=np.inf, neginf=-np.inf)
-    for cell in cells.filter(pa.array(np.abs(values) >= 2.0**53)).to_pylist():
-        if np.isinf(float(cell)):
+    zeros = cells.filter(pa.array(values == 0))
+    small = zeros.filter(pc.match_substring_regex(zeros, "^[^eE]*[1-9]"))  # 1e-400
+    for cell in pa.concat_arrays([small, cells.filter(pa.array(np.abs(values) >= 2.0**53))]).to_pylist():
+        if float(cell) == 0:
+            lost = True
+        elif np.isinf(float(cell)):
             lost = "inf" not in cell.lower()
         else:
             lost = bool(WHOLE.fullmatch(cell)) and int(float(cell)) != int(cell.partition(".")[0])
