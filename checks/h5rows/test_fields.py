@@ -74,7 +74,7 @@ def test_probe(tmp_path: Path) -> None:
         num_outputs(config, "bad")
     with pytest.raises(ConfigError, match=r"train/text \(data.fields.text\) contains text, neither classes"):
         num_outputs(config, "text")
-    with pytest.raises(ConfigError, match=r"no fixed shape.*input_shape"):
+    with pytest.raises(ConfigError, match=r"no fixed shape.*input_shape.*image files, decode them"):
         sample_shape(config, "text")
     with pytest.raises(ConfigError, match=r"data.path=/no/where.h5: no such file"):
         sample_shape(config | {"path": "/no/where.h5"}, "image")

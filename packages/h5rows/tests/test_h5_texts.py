@@ -74,6 +74,16 @@ def test_other_bytes_are_named_and_decoded_when_asked(tmp_path: Path, way: str, 
         assert read(copy, way, encoding="gbk") == read(path, way, encoding="gbk")
 
 
+@pytest.mark.parametrize("way", ["bytes", "utf8", "vlen_bytes"])
+def test_image_files_are_named_as_such(tmp_path: Path, way: str) -> None:
+    """Their bytes are not text in another encoding."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        WAYS[way](file, "name", [b"\xff\xd8\xff\xe0\x01\x10JFIF"] * 3)
+    said = "/name contains JPEG files; decode them with PIL and write the pixels with h5rows.write$"
+    with pytest.raises(h5rows.ConfigError, match=said):
+        read(tmp_path / "a.h5", way)
+
+
 def test_no_such_encoding(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["name"] = PLAIN

@@ -21,6 +21,7 @@ from h5rows.reading.finding import find, stated_classes
 from h5rows.reading.memory import check_declared, check_written
 from h5rows.reading.opening import groups_of, is_remote, names_of, split_of
 from h5rows.reading.raw import ChunkCache
+from h5rows.reading.texts import DECODE
 
 _STEP = 16 << 20  # bytes per read
 _ROWS = 4096  # rows of variable length per read
@@ -36,7 +37,7 @@ def sample_shape(data: Mapping[str, Any], field: str) -> list[int]:
     shape, *_ = next(_stored(data, field, _groups(data)[0]))
     if shape is None:
         what = f"{argument(f'fields.{field}')}: its samples have no fixed shape (strings or variable length)"
-        raise ConfigError(f"{what}; set {argument('input_shape')} yourself")
+        raise ConfigError(f"{what}; set {argument('input_shape')} yourself. If they are image files, {DECODE}")
     return shape
 
 

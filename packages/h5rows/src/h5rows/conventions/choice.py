@@ -21,7 +21,7 @@ from h5rows.reading.fields import Field
 from h5rows.reading.opening import is_remote, names_of, open_h5
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.stored import dtype_of, stored
-from h5rows.reading.texts import UTF_8, name_of
+from h5rows.reading.texts import DECODE, UTF_8, image_of, name_of
 
 VARYING = "has rows of different length"
 MOST, MOST_OBJECTS = 500, 20_000  # fields that are read; objects, most of them groups, that are looked at
@@ -49,7 +49,6 @@ ABOUT = re.compile(
 )
 LATER = re.compile(r"^(processing/behavior|stimulus)/")  # NWB: what is predicted from the other fields
 NUMBERED = re.compile(r"((?:[^/]+/)*?[^/]*\d)/(.+)")  # a numbered group, and the rest of the path
-IMAGES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG"}  # the beginning of image files
 # internal objects of the programs, in addition to the data
 INNER = re.compile(
     r"(^|/)(#refs#|#subsystem#|__categories|_i_[^/]*|_index|axis\d+|indptr|indices|categories|codes)(/|$)"
@@ -125,7 +124,7 @@ def candidates(
     for name in names_below(file, group):
         try:
             if image := image_format(file[group], name):
-                raise ValueError(f"contains {image} files; decode them with PIL and write the pixels with h5rows.write")
+                raise ValueError(f"contains {image} files; {DECODE}")
             fields = {"x": name, **{f"with{k}": other for k, other in enumerate(with_rows)}}
             field, names = Opened(file, group, ChunkCache(HELD), how(fields, decode=True), kind).field("x")
             if len(field) < FEWEST or 0 in field.shape:
@@ -165,7 +164,7 @@ def image_format(group: h5py.Group, name: str) -> str | None:
         if not isinstance(item, h5py.Dataset) or not item.shape[0] or item.is_virtual or item.external:
             return None
         if item.dtype.kind in "SVO" or (item.dtype == np.uint8 and item.ndim == 2):  # (N, length): padded
-            return next((found for magic, found in IMAGES.items() if bytes(item[0]).startswith(magic)), None)
+            return image_of(bytes(item[0]))
     return None
 
 

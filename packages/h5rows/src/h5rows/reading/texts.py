@@ -15,6 +15,8 @@ from h5rows.reading.memory import CHEAP, check_declared
 UTF_8 = "utf-8"
 LOOKED_AT = 4096  # rows that `inspect` decodes
 OTHERS = ("gb18030", "cp932", "euc_kr", "cp1252")  # encodings of programs that do not write UTF-8
+IMAGES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG"}  # the beginning of image files
+DECODE = "decode them with PIL and write the pixels with h5rows.write"  # the remedy
 
 
 def check_encoding(encoding: Any) -> str:
@@ -30,11 +32,18 @@ def check_encoding(encoding: Any) -> str:
     return str(encoding)
 
 
+def image_of(raw: bytes) -> str | None:
+    """Return the format if the bytes are an image file, otherwise None."""
+    return next((found for magic, found in IMAGES.items() if raw.startswith(magic)), None)
+
+
 def decoded(raw: bytes, where: str, encoding: str) -> str:
     """Return decoded bytes. where: for the message. Raise ConfigError if they are not in this encoding."""
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError:
+        if image := image_of(raw):
+            raise ConfigError(f"{where} contains {image} files; {DECODE}") from None
         what = f"{where} contains {raw[:60]!r}, which is not {encoding.upper()}"
         raise ConfigError(f"{what}; give its encoding{_guess(raw)} ({argument('encoding')}=...)") from None
 
