@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from samebits import torch_private
@@ -131,27 +132,48 @@ def noted_calls(patch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_torchs_own_is_called_where_functions_of_torch_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor.backward imports sympy, half a second of a start, so otherwise it is not called."""
+    seen: list[Any] = []
+
     class Special(Tensor):
         @classmethod
         def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(getattr(function, "__name__", ""))
+            seen.append(function)
             return super().__torch_function__(function, types, args, kwargs or {})
 
-    seen: list[str] = []
-    called = noted_calls(monkeypatch)
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
     weight = nn.Parameter(torch.ones(3))
-    backward(weight * 4, torch.tensor(0.5))
-    assert not called
     backward((weight * 4).as_subclass(Special), torch.tensor(0.5))
-    assert "noted" in seen  # by the class
-    called.clear()
-    with torch.device("cpu"):  # as torch.set_default_device
+    assert seen.count(Tensor.backward) == 1
+    seen.clear()
+    with Mode():
         backward(weight * 4, torch.tensor(0.5))
-    assert called
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [6.0, 6.0, 6.0]
+    assert seen.count(Tensor.backward) == 1
     with pytest.raises(RuntimeError, match="inside a functorch transform"):
         torch.func.grad(lambda x: backward(x * nn.Parameter(torch.ones(3)), torch.tensor(0.5)))(torch.ones(3))
+    with monkeypatch.context() as patch:
+        called = noted_calls(patch)
+        backward(weight * 4, torch.tensor(0.5))
+        assert called == [(3,)]
+    with monkeypatch.context() as patch:
+        original, own = torch.autograd.backward, []
+
+        def noted(*given: Any, **more: Any) -> None:
+            own.append(len(given))
+            original(*given, **more)
+
+        patch.setattr(torch.autograd, "backward", noted)
+        backward(weight * 4, torch.tensor(0.5))
+        assert own
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "_make_grads", None)  # which torch.autograd.backward calls
+        backward(weight * 4, torch.tensor(0.5))
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [10.0, 10.0, 10.0]
 
 
 def test_what_watches_a_backward_pass_sees_it() -> None:

@@ -57,11 +57,12 @@ def backward(losses: Tensor, gradient: Tensor) -> None:
     """Compute gradients as `losses.sum().backward(gradient)` does, without a sum in the graph. losses: (B,). gradient:
     0-d, the same for each loss.
 
-    torch's own `backward` is called if it may do more: for a subclass of Tensor, under a mode that replaces functions
-    of torch (torch.set_default_device), and in a transform of torch.func, where it raises an error."""
+    `Tensor.backward` itself is called if it may do more: if it was replaced, as by a profiler, for a subclass of
+    Tensor, under a mode that replaces functions of torch (torch.set_default_device), and in a transform of torch.func,
+    where it raises an error."""
     gradients = gradient.expand_as(losses)  # as a sum does: with other strides, later sums might round differently
     engine = _engine()
-    if engine is None or engine.has_torch_function((losses,)) or engine.in_transform():
+    if engine is None or engine.must_not_run(losses):
         losses.backward(gradients)
     else:
         engine.run((losses,), (gradients,))
@@ -69,8 +70,8 @@ def backward(losses: Tensor, gradient: Tensor) -> None:
 
 @functools.cache
 def _engine() -> SimpleNamespace | None:
-    """Return run(losses, gradients), has_torch_function(losses) and in_transform() of torch; None if torch lacks one of
-    them, or if a trial shows that `run` has changed."""
+    """Return torch's function run(losses, gradients) and a function must_not_run(losses); None if torch lacks the
+    names, or if a trial shows that `run` has changed."""
     import torch.autograd.graph
     from torch.overrides import has_torch_function
 
@@ -87,7 +88,16 @@ def _engine() -> SimpleNamespace | None:
         return None
     if weights.grad is None or weights.grad.tolist() != [3.0, 6.0]:
         return None
-    return SimpleNamespace(run=run, has_torch_function=has_torch_function, in_transform=in_transform)
+
+    def must_not_run(losses: Tensor) -> bool:
+        return (
+            getattr(torch.Tensor.backward, "__globals__", None) is not vars(torch._tensor)
+            or getattr(torch.autograd.backward, "__globals__", None) is not vars(torch.autograd)
+            or has_torch_function((losses,))
+            or in_transform()
+        )
+
+    return SimpleNamespace(run=run, must_not_run=must_not_run)
 
 
 @functools.cache
