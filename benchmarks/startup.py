@@ -23,6 +23,10 @@ from typing import TypeVar
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = [sys.executable, str(ROOT / "src" / "train.py")]
+# what any project with Hydra has to do before its first step
+COMPOSED = (
+    f"import hydra, torch; hydra.initialize_config_dir({str(ROOT / 'conf')!r}, 'bare', '1.3'); hydra.compose('train')"
+)
 TINY = ["trainer.max_steps=10", "trainer.log_every=1", "trainer.save_every=null", "hardware=cpu"]
 
 
@@ -65,6 +69,7 @@ def main() -> None:
     ways = {
         "import torch": whole([sys.executable, "-c", "import torch"]),
         "import torch, numpy": whole([sys.executable, "-c", "import torch, numpy"]),
+        "import torch, Hydra composes the config": whole([sys.executable, "-c", COMPOSED]),
         "train.py --help": whole([*TRAIN, "--help"]),
         "train.py --cfg job": whole([*TRAIN, "--cfg", "job"]),
         "first step, 1 process": first_step("logger=none"),
