@@ -94,12 +94,12 @@ def test_the_module_that_comes_first_is_light() -> None:
 
 ENDS = """
 import signal, sys, train
-from samebits.process import rank
-finish = rank.finish
+from samebits.loggers import RunLogger
+result = RunLogger.result
 def signalled(*given):
-    finish(*given)
+    result(*given)
     signal.raise_signal(signal.SIGTERM)
-rank.finish = signalled
+RunLogger.result = signalled
 sys.exit(train.main())
 """
 
