@@ -703,6 +703,15 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.slow
+def test_copier_keeps_only_the_chosen_parts(with_few_tests: Path, tmp_path: Path) -> None:
+    pytest.importorskip("copier")
+    answers = ("--data", "project_name=Fold it", "--data", "choose=only", "--data", "only_methods=[gan]")
+    copier(tmp_path, "copy", *answers, str(with_few_tests), str(tmp_path / "mine"))
+    fork(with_few_tests, "fold_it", "--title", "Fold it", "--only", "gan", "--into", str(tmp_path / "tool"))
+    assert files(tmp_path / "mine") == files(tmp_path / "tool")
+
+
+@pytest.mark.slow
 def test_a_later_version_goes_into_an_edited_fork(with_few_tests: Path, tmp_path: Path) -> None:
     pytest.importorskip("copier")
     theirs, mine, tool = tmp_path / "theirs", tmp_path / "mine", tmp_path / "tool"
