@@ -22,7 +22,6 @@ from gpt import NEEDS_GPT
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lab.evaluation
-from samebits.data.loading import resident
 from samebits.testing.processes import called, importing, sample_of, wait_for, warm
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -279,7 +278,7 @@ def test_an_evaluation_batch_has_few_python_calls_and_operations(
             return score_split(*given)
 
     monkeypatch.setattr(lab.evaluation, "score_split", counting)
-    monkeypatch.setattr(resident, "_GROUP_BYTES", 1)  # each batch is selected alone
+    monkeypatch.setattr("samebits.data.loading.resident._GROUP_BYTES", 1)  # each batch is selected alone
     for batches in (1, 21):
         operations.run(
             *operations.SMALL, "data.loader=device", "trainer.max_steps=1", "hardware.eval_batch_size=16",
