@@ -6,7 +6,6 @@ command is started again with the Python in .venv."""
 from __future__ import annotations
 
 import atexit
-import fcntl
 import gc
 import io
 import os
@@ -76,31 +75,13 @@ def end() -> None:
     """Exempt all objects from garbage collection, because Python would search them for 0.4 s when it exits.
 
     Flush files that are still open: without garbage collection, a file in a reference cycle is not closed, and its
-    buffer would be lost. To find them takes 0.05 s, so it is left out if no file is open for writing."""
-    for one in gc.get_objects() if writes_files() else ():
+    buffer would be lost."""
+    for one in gc.get_objects():
         if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with suppress(Exception):  # it is closed, or not a file
                 if stat.S_ISREG(os.fstat(one.fileno()).st_mode):  # a pipe may block
                     one.flush()
     gc.freeze()
-
-
-def writes_files() -> bool:
-    """Return False if no regular file is open for writing, except as a standard stream, which Python flushes."""
-    streams = set()
-    for stream in filter(None, (sys.__stdin__, sys.__stdout__, sys.__stderr__)):
-        with suppress(ValueError):  # it is closed
-            streams.add(stream.fileno())
-    try:
-        numbers = {int(name) for name in os.listdir("/dev/fd")} - streams
-    except OSError:  # a system without this folder
-        return True
-    for number in numbers:
-        with suppress(OSError):  # the folder itself, which is closed again
-            may_write = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
-            if may_write and stat.S_ISREG(os.fstat(number).st_mode):
-                return True
-    return False
 
 
 def leave_imports(number: int, frame: object) -> None:

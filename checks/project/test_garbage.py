@@ -110,32 +110,6 @@ def test_a_command_collects_rarely_and_not_when_it_ends(tmp_path: Path) -> None:
     assert [(tmp_path / name).read_text() for name in ("1", "2")] == ["kept", "kept"]
 
 
-@pytest.mark.parametrize(
-    ("opened", "searched"),
-    [
-        ("", False),
-        ("open(sys.argv[1])", False),
-        ("open(sys.argv[1], 'a')", True),
-        ("open(sys.argv[1], 'r+b', 0)", True),
-        ("open(os.pipe()[1], 'w')", False),
-        ("open(sys.argv[1], 'a', closefd=sys.stdin is None)", True),  # it has the number 0: stdin is closed
-        ("setattr(os, 'listdir', lambda path: os.stat('/nowhere'))", True),
-    ],
-)
-def test_open_files_are_searched_only_if_there_are_some(tmp_path: Path, opened: str, searched: bool) -> None:
-    """The search goes through all objects, and in a fork it copies their memory. The output is a regular file, too."""
-    (tmp_path / "file").touch()
-    code = (
-        "import gc, os, sys, _python\n"
-        "gc.get_objects = lambda: os.write(1, b'searched') and []\n"
-        f"held = {opened or None}\n"
-    )
-    command = ["sh", "-c", 'exec "$@" <&-' if "stdin" in opened else 'exec "$@"', "sh", sys.executable, "-c", code]
-    with open(tmp_path / "out", "w") as out:
-        subprocess.run([*command, tmp_path / "file"], cwd=ROOT / "src", stdout=out, check=True)
-    assert (tmp_path / "out").read_text() == "searched" * searched
-
-
 def test_what_imports_create_is_examined_once() -> None:
     """Garbage that is new is still found: a command may create it in a loop."""
     code = (
