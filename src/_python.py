@@ -125,9 +125,8 @@ try:
 except FileNotFoundError:
     print("error: the current folder has been deleted; change to another one", file=sys.stderr)
     sys.exit(2)
-# imports create 240,000 objects and hardly any garbage: with Python's 700 objects per collection, they take 0.2 s more,
-# and if each tenth collection examined the objects of the nine before it, 0.05 s more
-gc.set_threshold(5000, 100)
+# imports create 240,000 objects and hardly any garbage; with Python's 700 objects per collection, they take 0.2 s more
+gc.set_threshold(5000)
 guard_output()
 atexit.register(end)  # registered first, so called last
 # before installed packages, so that a copy of the project with another .venv runs its own code, which a run records
