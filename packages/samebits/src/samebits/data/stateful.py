@@ -9,7 +9,6 @@ Therefore a value that is missing in the state is noticed at the first reorder, 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from samebits.errors import ConfigError, one_line
 
 METHODS = ("state_dict", "load_state_dict")
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (bool, int, float, str, type(None))
 
 
 def has_state(order: Any) -> bool:
@@ -42,7 +41,7 @@ class StatefulOrder:
         repeated: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self.order, self._in_use, self._repeated = make(), make(), repeated
-        self.name = f"data.order: {type(self.order).__name__}"
+        self.name = type(self.order).__name__
         if saved is not None:
             self._load(self.order, copied(saved["order"], self.name))
         self._state = copied(self.order.state_dict() if saved is None else saved["in_use"], self.name)
@@ -86,7 +85,7 @@ class StatefulOrder:
         try:
             order.load_state_dict(state)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"{self.name}.load_state_dict failed: {one_line(error)}") from error
+            raise ConfigError(f"data.order: {self.name}.load_state_dict failed: {one_line(error)}") from error
 
     def state_dict(self) -> dict[str, Any]:
         """Return both states, for a checkpoint."""
@@ -94,17 +93,17 @@ class StatefulOrder:
 
 
 def copied(value: Any, name: str, key: str = "state_dict()") -> Any:
-    """Return a copy of the state of an order or a stream on the CPU. Raise ConfigError for values that
-    torch.load(weights_only=True) rejects. name: of the order or stream, for the message."""
+    """Return a copy of an order's state on the CPU. Raise ConfigError for values that torch.load(weights_only=True)
+    rejects."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) in PLAIN:
         return value
-    if type(value) in (list, tuple, set):
+    if type(value) in (list, tuple):
         return type(value)(copied(item, name, f"{key}[{i}]") for i, item in enumerate(value))
-    if type(value) in (dict, OrderedDict):
+    if type(value) is dict:
         return {k: copied(item, name, f"{key}[{k!r}]") for k, item in value.items()}
     raise ConfigError(
-        f"{name}.{key} is a {type(value).__name__}, but a checkpoint contains only tensors, numbers, "
+        f"data.order: {name}.{key} is a {type(value).__name__}, but a checkpoint contains only tensors, numbers, "
         "strings, lists and dicts - use for example torch.from_numpy(array) or float(value)"
     )

@@ -9,6 +9,8 @@ a rank that resumes from the state of another rank) makes it read from the begin
 from __future__ import annotations
 
 import hashlib
+import io
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from samebits.data.stateful import copied
 from samebits.errors import ConfigError
 
 ENDLESS = 2**62
@@ -47,10 +48,11 @@ class Stream:
         self.reading = 0  # index of the current sample, or the last one; samples of other ranks are read as well
         self._last: Any = None  # the sample before `_next`
         self.digests: list[str] = []  # of the first samples, to compare the ranks
-        self._begin = copied(self._state(), f"data: {type(source).__name__}")  # state at sample 0
+        self._begin = self._state()  # state at sample 0
         self.begin_sample: Callable[[int], None] = lambda number: None  # seeds; samples of other ranks draw too
         if hasattr(source, "collate"):
             self.collate = source.collate
+        _check_plain(self._begin, type(source).__name__)
 
     def __len__(self) -> int:
         return self.length
@@ -95,6 +97,20 @@ class Stream:
         if known:
             self.source.load_state_dict(state["source"])
         self._items, self._last, self._next = None, None, state["next"] if known else 0
+
+
+def _check_plain(state: Any, name: str) -> None:
+    """Raise ConfigError if torch.load(weights_only=True) rejects the state, because a checkpoint contains it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    try:
+        torch.load(file, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"data: the state_dict() of {name} may contain only tensors, numbers, strings, lists and dicts, "
+            f"otherwise a checkpoint cannot be loaded ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def digest(sample: Any) -> str:
