@@ -41,9 +41,10 @@ def training(run: Path) -> list[float]:
     return values(run, "train/loss")
 
 
-def test_evaluations_do_not_change_the_training(run: Any) -> None:
-    often = run("often", "trainer.eval_every=2", "trainer.log_every=1")
-    seldom = run("seldom", "trainer.eval_every=8", "trainer.log_every=1")
+@pytest.mark.parametrize("more", [(), ("trainer=ddp", "hardware.num_procs=2")], ids=["1 rank", "2 ranks"])
+def test_evaluations_do_not_change_the_training(run: Any, more: tuple[str, ...]) -> None:
+    often = run("often", "trainer.eval_every=2", "trainer.log_every=1", *more)
+    seldom = run("seldom", "trainer.eval_every=8", "trainer.log_every=1", *more)
     assert training(often) == training(seldom)
     scores = values(often, "val/loss")
     assert len(set(scores)) == 1, "each evaluation draws the same numbers: at lr=0 all scores are equal"

@@ -40,13 +40,19 @@ def evaluate(
     size_and_real: Callable[[int], tuple[int, int]],
     observers: Sequence[Callable[[Any, Batch], None]] = (),
     compute: Callable[[str, Any, World], Any] = lambda _, metric, world: metric.compute(world),
+    own_rng: bool = True,
 ) -> dict[str, float]:
     """Return {loss, <loss name>, <metric>, ...}: means over the samples of all ranks, each counted once.
 
     model: without wrappers. size_and_real(k) -> (number of rows of batch k, number of real samples): the others are
     padding (trainer.pad_eval_batches). observers: called with (output, batch), without the padding. compute: called as
-    compute(name, metric, world) for the result of a metric with state.
+    compute(name, metric, world) for the result of a metric with state. own_rng: draw the same random numbers in each
+    evaluation, in `compute` the same on all ranks; False: those of the training, as in runs with rules < 4.
     """
+
+    def rng(*stream: int) -> AbstractContextManager[None]:
+        return seeded(task.run.seed, *stream, IN_EVALUATIONS, device=world.device) if own_rng else nullcontext()
+
     net = for_evaluation(LossModule(model, task), hardware)
     world.broadcast_buffers(net)
     autocast = hardware.autocast
@@ -62,7 +68,7 @@ def evaluate(
         with key_in_errors(f"task.metrics.{name}"):
             metric.reset()
             updates[name] = metric.update
-    with evaluation_mode(model, task):
+    with evaluation_mode(model, task), rng(world.rank, 0):
         for k, batch in enumerate(batches):
             size, real = size_and_real(k)  # the rows after the first `real` are padding
             with autocast():
@@ -90,9 +96,9 @@ def evaluate(
     scores = {name: total / samples if samples else math.nan for name, total in zip(names, totals)}
     computed: dict[str, float] = {}
     for name, metric in stateful.items():
-        with key_in_errors(f"task.metrics.{name}"):
+        with key_in_errors(f"task.metrics.{name}"), rng(0, 1):
             computed |= scores_of(compute(name, metric, world), name)
-    return scores | (same_on_all_ranks(computed, world) if stateful else {})
+    return scores | (same_on_all_ranks(computed, world, check=own_rng) if stateful else {})
 
 
 def _sums(values: list[Tensor], weights: Tensor | None, precise: torch.dtype) -> list[Tensor]:
@@ -152,8 +158,9 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
     """Return {<split>/loss, <split>/<metric>, ...} of the model, which is without wrappers."""
     batches = until_stopped(loader, state.step, run)
     observers = overridden_methods(run.callbacks, "on_eval_batch")
-    with evaluation_rng(state.task, run.world) if state.rules >= 4 else nullcontext():
-        scores = evaluate(model, state.task, batches, run.world, run.hardware, loader.size_and_real, observers)
+    scores = evaluate(
+        model, state.task, batches, run.world, run.hardware, loader.size_and_real, observers, own_rng=state.rules >= 4
+    )
     for name, metric in state.task.metrics.items():
         if run.world.is_main and hasattr(metric, "write"):
             with key_in_errors(f"task.metrics.{name}"):
@@ -165,11 +172,6 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
         if new := [key for key in nan if key not in before]:
             run.logger.warn(f"step {state.step}: these scores are NaN: {', '.join(new)}")
     return scores
-
-
-def evaluation_rng(task: Task, world: World) -> AbstractContextManager[None]:
-    """Return a context in which each rank draws the same numbers in each evaluation, and none of the training's."""
-    return seeded(task.run.seed, world.rank, 0, IN_EVALUATIONS, device=world.device)
 
 
 def _nan_scores(scores: Mapping[str, Any]) -> list[str]:

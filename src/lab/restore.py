@@ -13,7 +13,7 @@ from torch import nn
 from lab.builders import make_task, task_run
 from lab.checks import check_holds_no_weights
 from lab.config import Config, check, set_processes
-from lab.evaluation import evaluate, evaluation_rng
+from lab.evaluation import evaluate
 from lab.experiment import Experiment
 from lab.frozen_networks import provide_frozen
 from lab.groups import RootConfig
@@ -125,5 +125,4 @@ def score_checkpoint(path: Path, split: str, overrides: list[str]) -> dict[str, 
         replace(run.experiment, world=alone).eval_loader(split) as loader,
     ):
         on = alone.device
-        with evaluation_rng(run.task, alone):
-            return evaluate(run.model.to(on), run.task.to(on), loader, alone, hardware, loader.size_and_real)
+        return evaluate(run.model.to(on), run.task.to(on), loader, alone, hardware, loader.size_and_real)

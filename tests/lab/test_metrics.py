@@ -239,6 +239,15 @@ def test_a_score_of_one_rank_only_is_refused(ranks: int, tmp_path: Path, monkeyp
     assert not (tmp_path / "run").exists()
 
 
+def test_a_score_that_is_drawn_is_the_same_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a mean of a bootstrap sample."""
+    monkeypatch.setattr(MacroF1, "compute", lambda self, world: torch.rand(()))
+    run = start_run(
+        tmp_path / "run", *QUICK, METRICS[0], "trainer.max_steps=4", "trainer.eval_every=2", *WAYS["2 ranks"]
+    )
+    assert len(set(values(run, "val/f1"))) == 1
+
+
 @pytest.mark.slow
 def test_the_best_by_such_a_score_is_kept(tmp_path: Path) -> None:
     pytest.importorskip("torchmetrics")

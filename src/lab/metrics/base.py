@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from math import isclose, isnan
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,16 +114,16 @@ def scores_of(value: Any, name: str) -> Iterator[tuple[str, float]]:
         )
 
 
-def same_on_all_ranks(scores: dict[str, float], world: World) -> dict[str, float]:
-    """Return rank 0's scores, so that all ranks decide alike. Raise ConfigError on all ranks if their scores differ by
-    more than rounding."""
-    told = world.gather_object(scores)
+def same_on_all_ranks(scores: dict[str, float], world: World, check: bool = True) -> dict[str, float]:
+    """Return rank 0's scores, so that all ranks decide alike. check: raise ConfigError on all ranks if their scores
+    differ by more than rounding. NaN is a rank that leaves the score to rank 0."""
+    told = world.gather_object(scores) if check else [scores] * world.is_main
     lines = [
-        f"task.metrics.{name}: compute returned {told[0][name]:.6g} on rank 0 and {other[name]:.6g} on rank {rank}: "
+        f"task.metrics.{name}: compute returned {told[0][name]:.6g} on rank 0 and {score:.6g} on rank {rank}: "
         "combine the samples of all ranks, by SummedMetric or world.all_gather"
         for rank, other in enumerate(told)
-        for name in told[0].keys() & other.keys()
-        if not np.isclose(told[0][name], other[name], rtol=1e-4, atol=1e-6, equal_nan=True)
+        for name, score in other.items()
+        if name in told[0] and not (isnan(score) or isclose(told[0][name], score, rel_tol=1e-4, abs_tol=1e-6))
     ]
     first, lines = world.broadcast_object([told[:1], lines[:1]])
     if lines:

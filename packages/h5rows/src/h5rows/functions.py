@@ -49,7 +49,8 @@ def pack(
     source, out = os.fspath(source), os.fspath(out)
     check_options(get_type_hints(pack), {"command": command, "shards": shards, "append": append})
     read = map(os.path.realpath, (source, *glob(source)))
-    if os.path.isfile(out) and not h5py.is_hdf5(out) and any(lies_in(out, one) for one in read):
+    leaves_out = os.path.isdir(source) and out.endswith((".h5", ".hdf5"))  # such files of a folder are not read
+    if os.path.isfile(out) and not (leaves_out or h5py.is_hdf5(out)) and any(lies_in(out, one) for one in read):
         raise ConfigError(f"{out} is a file of SOURCE, {source}, and would be replaced; give another file")
     return _packed(lambda packing: open_source(source, packing), source, out, command, shards, append, options)
 

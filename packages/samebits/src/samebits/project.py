@@ -24,10 +24,10 @@ class Project:
 
     schema: a dataclass, the schema of the config. own: {"data": schema, "optim": ...}, keys of a group that the run
     reads itself and does not pass to the class in _target_. paths: keys whose values are files or folders. resolvers:
-    {"name": function for ${name:...} in a yaml, or "module:function", imported when it is first called}. expand: a
-    function that replaces short keys in a composed config before it is resolved. default_arguments: {parameter of a
-    class in the config: key whose value it gets if its node does not set it}. watching: the project's groups that
-    change only the observation of a run, such as loggers, and not its results.
+    {"name": function for ${name:...} in a yaml, or "module:function", which is imported when it is first called and
+    must accept `_parent_`}. expand: a function that replaces short keys in a composed config before it is resolved.
+    default_arguments: {parameter of a class in the config: key whose value it gets if its node does not set it}.
+    watching: the project's groups that change only the observation of a run, such as loggers, and not its results.
 
     Old names: moved: {import path prefix in older versions: current prefix}. moved_keys: {old key: current key, or ""
     if it no longer exists}; data.parts.*.name means that key of each node in data.parts. moved_values: {current key:

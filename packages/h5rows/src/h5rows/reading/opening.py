@@ -267,7 +267,7 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
         raise ConfigError(f"{key}.rows={rows}: must be two shares, such as [0, 0.9], or {as_typed(None)}")
     if index is not None and not isinstance(index, str):
         raise ConfigError(f"{key}.index={index}: expected the name of a dataset, or {as_typed(None)}")
-    if (seed := entry.get("seed")) is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+    if (seed := entry.get("seed")) is not None and not isinstance(seed, int):
         raise ConfigError(f"{key}.seed={seed}: must be a whole number, or {as_typed(None)}")
     if entry.get("fold") not in (None, "train", "val"):
         raise ConfigError(f"{key}.fold={entry['fold']}: must be train, val or {as_typed(None)}")

@@ -214,13 +214,16 @@ def _setting(name: str) -> str | None:
     here = Path(os.environ.get("WANDB_DIR") or ".").expanduser()
     here /= ".wandb" if (here / ".wandb").exists() else "wandb"
     user = Path(os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")).expanduser()
-    known = configparser.ConfigParser(interpolation=None)
-    for folder in (user, here):  # the later one wins
+    for folder in (here, user):
+        settings = configparser.ConfigParser(interpolation=None)
         try:
-            known.read(folder / "settings")
+            settings.read(folder / "settings")
         except (configparser.Error, UnicodeDecodeError) as error:
             _warn_once(f"W&B: {folder / 'settings'} is ignored, because it cannot be read: {error}")
-    return known.get("default", name, fallback=None)
+            continue  # the parser may hold a part of the file
+        if settings.has_option("default", name):
+            return settings.get("default", name)
+    return None
 
 
 def wandb_url() -> str:

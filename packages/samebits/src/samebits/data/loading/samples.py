@@ -185,8 +185,7 @@ class Samples:
             return self._draw(number, row)
 
     def _draw(self, number: int, row: int) -> Any:
-        if not isinstance(self.dataset, Stream):  # a stream seeds each sample that it reads
-            seed_sample(self._seed, number)
+        seed_sample(self._seed, number)  # a stream may return the sample that it has read last, without seeding
         return self.dataset[row]
 
     def collated(self, sample_ids: Sequence[int], rows: Sequence[int]) -> Batch:
