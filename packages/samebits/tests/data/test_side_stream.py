@@ -153,7 +153,7 @@ class Gpu:
 def test_only_an_idle_gpu_waits_for_data(seed: int) -> None:
     """Random steps: host work, kernels, a loader that blocks, a copy that ends later; against the sum of the gaps."""
     pick, gpu = random.Random(seed), Gpu()
-    clock = waits.Waits(lambda: gpu)
+    clock = waits.DeviceWaits(lambda: gpu)
     idle = 0.0
     for _ in range(300):
         gpu.now_s += pick.choice([0.0, 0.001, 0.02])  # the host launches the step

@@ -19,21 +19,40 @@ import torch
 from samebits.clocks import DeviceClock, HostClock
 
 
-class Waits:
-    """Sum the times between `begin` and `end`, by the clock of the device.
+class HostWaits:
+    """Sum the times spent in the loader."""
 
-    make_clock: called at the first batch, because a GPU's clock initializes CUDA, which must not happen before workers
-    are forked."""
+    def __init__(self) -> None:
+        self._seconds = self._began = 0.0
 
-    def __init__(self, make_clock: Callable[[], Any]) -> None:
-        self._make_clock, self._seconds = make_clock, 0.0
+    def begin(self) -> None:
+        """Call it before the loop gets a batch."""
+        self._began = HostClock.now()
+
+    def end(self) -> None:
+        """Call it after the loop got a batch."""
+        self._seconds += HostClock.now() - self._began
+
+    def seconds(self) -> float:
+        """Return the seconds that the loop has waited so far."""
+        return self._seconds
+
+
+class DeviceWaits:
+    """Sum the times in which the device is idle because it waits for data.
+
+    clock: makes the clock; called at the first batch, because a GPU's clock initializes CUDA, which must not happen
+    before workers are forked."""
+
+    def __init__(self, clock: Callable[[], Any]) -> None:
+        self._make, self._seconds = clock, 0.0
         self._clock: Any = None
         self._end: Any = None
         self._pending: deque[tuple[Any, Any]] = deque()  # (end, resumed) that the device has not reached yet
 
     def begin(self) -> None:
         """Call it before the loop gets a batch."""
-        self._clock = self._clock or self._make_clock()
+        self._clock = self._clock or self._make()
         self._end = self._clock.now()
 
     def end(self) -> None:
@@ -42,12 +61,12 @@ class Waits:
         self.seconds()
 
     def seconds(self) -> float:
-        """Return the seconds so far. It does not wait for the device."""
+        """Return the seconds that the device has waited so far. It does not wait for the device."""
         while self._pending and self._clock.passed(self._pending[0][1]):
             self._seconds += self._clock.seconds(*self._pending.popleft())
         return self._seconds
 
 
-def waits_on(device: torch.device) -> Waits:
+def waits_on(device: torch.device) -> HostWaits | DeviceWaits:
     """Return the Waits of a device."""
-    return Waits(partial(DeviceClock, device) if device.type == "cuda" else HostClock)
+    return DeviceWaits(partial(DeviceClock, device)) if device.type == "cuda" else HostWaits()
