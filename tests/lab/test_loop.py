@@ -244,7 +244,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
         around.events.append(("step", state.step + 1))
         return {"loss": torch.tensor(state.step + 1.0), "grad_norm": torch.tensor(2.0), "non_finite": torch.zeros(())}
 
-    def evaluate(model: nn.Module, *rest: Any) -> dict[str, float]:
+    def evaluate(model: nn.Module, *rest: Any, **more: Any) -> dict[str, float]:
         around.events.append("evaluate")
         return {"loss": 10.0 - around.named("step")[-1][1] if around.named("step") else 9.5}
 
@@ -435,7 +435,7 @@ def scoring(monkeypatch: pytest.MonkeyPatch, values: list[float], **changed: Any
     around, state, told = Surroundings(), state_of(), []
     around.latest = lambda prefix: {}  # type: ignore[attr-defined]
     given = iter(values)
-    monkeypatch.setattr(evaluation, "evaluate", lambda *rest: {"loss": next(given), "other": 0.0})
+    monkeypatch.setattr(evaluation, "evaluate", lambda *rest, **more: {"loss": next(given), "other": 0.0})
     for _ in values:
         state.step += 3
         state.pending, state.stop_reason = ["score"], ""
@@ -496,7 +496,7 @@ def test_a_callback_may_end_the_training(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_a_callback_asks_on_one_rank_ends_all(tmp_path: Path) -> None:
     def work(world: World, folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(evaluation, "evaluate", lambda *rest: {"loss": 1.0})
+            patch.setattr(evaluation, "evaluate", lambda *rest, **more: {"loss": 1.0})
             for asking in (1, None, 0):
                 around, state = Surroundings(), state_of(step=3, parameter_names=["weight", "bias"])
                 around.asks = world.rank == asking
@@ -507,7 +507,7 @@ def test_what_a_callback_asks_on_one_rank_ends_all(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_was_left_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    def evaluate(*rest: Any) -> dict[str, float]:
+    def evaluate(*rest: Any, **more: Any) -> dict[str, float]:
         random.random(), torch.rand(3)
         raise Stopped
 
