@@ -45,7 +45,7 @@ HYDRA = {
     "--cfg job": "Print the composed config and exit. Add `--resolve` to resolve interpolations, "
     "`--package trainer` to print one group.",
     "--info defaults": "Print the defaults list: which yaml every group comes from.",
-    "--config-name NAME": "Use `conf/x.yaml` instead of `conf/train.yaml`.",
+    "--config-name NAME": "Use the yaml of this name in `conf/` instead of `conf/train.yaml`.",
     "--help, -h": "Print the groups, their options and the whole config.",
     "--hydra-help": "Print all options of Hydra.",
 }
