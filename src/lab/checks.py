@@ -85,6 +85,7 @@ def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
                 mistake = _argument_mistake(model, error)
             elif isinstance(error, (RuntimeError, ValueError)):
                 mistake = _dtype_mistake(model, batch, error) or _collective_mistake(model, error)
+                mistake = mistake or _gradient_mistake(task, error)
             if mistake is not None:
                 raise mistake from error
             _note_inputs(model, task, batch, error)
@@ -272,6 +273,16 @@ def _collective_mistake(model: nn.Module, error: Exception) -> RunFailed | None:
         f"a collective of the criterion or model failed in an evaluation ({first_line(error)}): ranks have "
         "batches of unequal size and number there - set trainer.pad_eval_batches=true: "
         "see docs/troubleshooting.md#ranks-did-not-meet-in-a-collective"
+    )
+
+
+def _gradient_mistake(task: Any, error: Exception) -> ConfigError | None:
+    """Return the error for losses that compute a gradient themselves, in an evaluation."""
+    if torch.is_grad_enabled() or "does not require grad" not in str(error):
+        return None
+    return ConfigError(
+        f"task: {type(task).__name__} computes a gradient, but evaluations run without gradients "
+        f"({first_line(error)}): compute it, and the outputs that it needs, in `with torch.enable_grad():`"
     )
 
 

@@ -223,6 +223,23 @@ def test_a_collective_that_breaks_in_an_evaluation_names_the_key(monkeypatch: py
         forward_loss(nn.Linear(4, 3), task, batch)
 
 
+# ---- gradients
+
+
+def test_a_gradient_in_an_evaluation_needs_enable_grad() -> None:
+    def penalty(output: Tensor, batch: Any) -> Tensor:
+        (gradient,) = torch.autograd.grad(output.sum(), batch["x"], create_graph=True)
+        return gradient.square().sum(1)
+
+    task, model, x = Supervised(metrics={}, criterion=penalty), nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
+    assert forward_loss(model, task, {"x": x})[0]["loss"].requires_grad
+    with torch.no_grad(), pytest.raises(ConfigError, match=r"^task: Supervised computes a gradient, .*enable_grad"):
+        forward_loss(model, task, {"x": x})
+    detached: Any = Supervised(metrics={}, criterion=lambda output, batch: penalty(output.detach(), batch))
+    with pytest.raises(RuntimeError, match="does not require grad"):  # a mistake in training, too
+        forward_loss(model, detached, {"x": x})
+
+
 # ---- what a checkpoint does not hold
 
 
