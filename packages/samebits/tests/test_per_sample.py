@@ -33,6 +33,11 @@ def test_what_is_not_a_tensor_is_named(wrong: Any, kind: str) -> None:
     assert str(error.value) == f"task.metrics.own: {said} {kind}: return a torch.Tensor"
 
 
+def test_complex_values_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^task: .* but returned complex numbers: return real ones, such as "):
+        check_per_sample(torch.zeros(4, dtype=torch.complex64), 4, "task")
+
+
 def test_a_broadcast_is_not_to_be_averaged_away() -> None:
     output, target = torch.zeros(4, 1), torch.zeros(4)
     with pytest.raises(ConfigError, match=r"shape \(4, 4\) - \(B, 1\) and \(B,\) broadcast to \(B, B\)"):

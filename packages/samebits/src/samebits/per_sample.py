@@ -11,14 +11,16 @@ from samebits.errors import ConfigError
 
 
 def check_per_sample(values: Any, size: int, key: str) -> None:
-    """Raise ConfigError if `values` does not have the shape (size,). Losses and metrics must be per sample, because
-    they are summed and divided by the number of samples of all batches."""
-    if isinstance(values, Tensor) and values.shape == (size,):
+    """Raise ConfigError if `values` does not have the shape (size,) or is complex. Losses and metrics must be per
+    sample, because they are summed and divided by the number of samples of all batches."""
+    if isinstance(values, Tensor) and values.shape == (size,) and not values.is_complex():
         return
     wanted = f"{key}: must return one value per sample, (B,) = ({size},), but returned"
     if not isinstance(values, Tensor):
         kind = "None" if values is None else f"a value of type {type(values).__name__}"
         raise ConfigError(f"{wanted} {kind}: return a torch.Tensor")
+    if values.is_complex():
+        raise ConfigError(f"{wanted} complex numbers: return real ones, such as values.abs() or values.real")
     shape = tuple(values.shape)
     found = f"shape {shape}:"
     if size > 1 and shape == (size, size):
