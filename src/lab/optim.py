@@ -184,8 +184,9 @@ class Schedule:
 
     def set_rates(self, step: int) -> None:
         """Set the groups' rates for step `step`, before it."""
-        shared = self.factor(step, self.total_steps)
-        own = {name: factor(step, self.total_steps) for name, factor in self.own_factors.items()}
+        factors = {"": self.factor, **self.own_factors}
+        own = {name: self._number(name, factor(step, self.total_steps)) for name, factor in factors.items()}
+        shared = own.pop("")
         self.last_lr = self.peak * shared
         before = self.rates
         self.rates = [peak * own.get(name, shared) for peak, name in zip(self.peaks, self.objectives)]
@@ -194,6 +195,16 @@ class Schedule:
                 on_device.fill_(rate)
         for group, lr in zip(self.optimizer.param_groups, self._device_rates or self.rates):
             group["lr"] = lr
+
+    def _number(self, objective: str, value: Any) -> float:
+        """Return `value`. Raise ConfigError if the objective's schedule returned something else than a number."""
+        if hasattr(value, "__float__"):
+            return value
+        factor = self.own_factors[objective] if objective else self.factor
+        raise ConfigError(
+            f"{schedule_key(objective)}: {getattr(factor, '__name__', type(factor).__name__)} returned {value!r:.80}: "
+            "a schedule must return a number, the learning rate divided by the peak rate"
+        )
 
     def keep_rates_on(self, device: torch.device) -> None:
         """Keep the rates as 0-d tensors on the device from here on, which a CUDA graph reads."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,21 @@ def test_the_rate_that_is_told_is_that_of_the_newest_step() -> None:
         schedule.set_rates(step)
         assert [group["lr"] for group in optimizer.param_groups] == [0.5 * (step + 1) / 16, 2.0 * (step + 1) / 16]
         assert schedule.last_lr == 0.5 * (step + 1) / 16
+
+
+@pytest.mark.parametrize("value", [None, "0.1", [0.5], 1j])
+def test_a_schedule_that_returns_no_number_is_named(value: Any) -> None:
+    """At the start, which builds it, and at a later step."""
+
+    class Own:
+        def __call__(self, step: int, total: int) -> Any:
+            return value if step == late else 1.0
+
+    optimizer = torch.optim.SGD(small().parameters(), lr=0.1)
+    line = rf"^optim\.objectives\.d\.schedule: Own returned {re.escape(repr(value))}: a schedule must return a number"
+    for late in (0, 3):
+        with pytest.raises(ConfigError, match=line):
+            Schedule(optimizer, lambda step, total: 1.0, 16, {"d": Own()}).set_rates(late)
 
 
 def test_a_checkpoint_of_another_optimizer_is_named() -> None:
