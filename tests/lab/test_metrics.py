@@ -19,6 +19,7 @@ from lab.metrics.base import SummedMetric, as_metric, scores_of
 from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
+from samebits.per_sample import check_per_sample
 from samebits.testing import WAYS, compose, last_checkpoint, result, scores, start_run, values
 from samebits.testing.processes import on_ranks
 from samebits.world import World
@@ -125,6 +126,21 @@ def test_what_does_not_fit_is_one_line() -> None:
             score(metric, output, given)
     with pytest.raises(ConfigError, match=r"names=.* expected 3 different names"):
         ConfusionMatrix(3, names=["a", "b"])
+
+
+def test_a_score_with_one_element_is_a_number() -> None:
+    one = (0.5, np.float32(0.5), np.array([0.5]), torch.tensor(0.5), torch.tensor([0.5]), torch.tensor([[0.5]]))
+    assert all(dict(scores_of(value, "f")) == {"f": 0.5} for value in one)
+    assert dict(scores_of(torch.tensor([0.5, 1.0]), "f")) == {"f/0": 0.5, "f/1": 1.0}
+    assert dict(scores_of({"a": torch.tensor([0.5])}, "f")) == {"f/a": 0.5}
+
+
+@pytest.mark.parametrize("one", [1j, np.complex128(1j), np.array([1j]), torch.tensor(1j), torch.ones(1).cfloat()])
+def test_a_complex_score_is_one_line(one: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^task\.metrics\.f: compute returned a .*complex.*: return a number"):
+        dict(scores_of(one, "f"))
+    with pytest.raises(ConfigError, match=r"^task\.metrics\.f: .*\(3,\), but returned torch\.complex64: return real"):
+        check_per_sample(torch.ones(3).cfloat(), 3, "task.metrics.f")
 
 
 class Sums(SummedMetric):

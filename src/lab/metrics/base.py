@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from math import isclose, isnan
+from math import isclose, isnan, prod
 from typing import Any
 
 import torch
@@ -100,18 +100,20 @@ def gathered(value: Tensor, world: World) -> list[Tensor]:
 
 def scores_of(value: Any, name: str) -> Iterator[tuple[str, float]]:
     """Yield (name, number) of a metric's result: a number, a tensor or list (names are indices), or a mapping of
-    these."""
+    these. An array with one element is a number."""
+    if getattr(value, "ndim", False) and prod(value.shape) == 1:
+        value = value.reshape(())
+    dtype = str(getattr(value, "dtype", ""))
     if isinstance(value, (list, tuple)) or getattr(value, "ndim", False):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from scores_of(inner, f"{name}/{key}")
-    elif hasattr(value, "__float__"):
+    elif hasattr(value, "__float__") and "complex" not in dtype:
         yield name, float(value)
     else:
-        raise ConfigError(
-            f"task.metrics.{name}: compute returned a {type(value).__name__}: return a number, a tensor or a mapping"
-        )
+        kind = f"{type(value).__name__}{dtype and f' of {dtype}'}"
+        raise ConfigError(f"task.metrics.{name}: compute returned a {kind}: return a number, a tensor or a mapping")
 
 
 def same_on_all_ranks(scores: dict[str, float], world: World, check: bool = True) -> dict[str, float]:
