@@ -163,6 +163,27 @@ def test_sums_have_the_precision_of_their_dtype() -> None:
             wrong.update(torch.ones(4), {})
 
 
+class OnMps(Tensor):
+    """A stand-in for a tensor on mps, which has no float64."""
+
+    device = torch.device("mps")  # type: ignore[assignment]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+def test_sums_of_floats_on_mps_are_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = Sums.count
+    monkeypatch.setattr(Sums, "count", lambda *args: count(*args).as_subclass(OnMps))
+    metric = Sums(2, dtype=torch.float64)
+    for value in (2.0**24, 1.0):
+        metric.update(torch.tensor([value]), {})
+    assert metric.compute(World(0, 1, 0, torch.device("mps"))) == {"sum": 2**24 + 1, "count": 2}
+
+
 # ---- torchmetrics
 
 

@@ -28,7 +28,8 @@ Score = float | Mapping[str, float]  # a mapping is logged as val/<metric>/<name
 
 class SummedMetric:
     """The base class of scores that are computed from a sum over all samples, such as a table of counts. The score is
-    exact for any number of ranks. shape, dtype: of the sum. Sums of floats need dtype=torch.float64."""
+    exact for any number of ranks. shape, dtype: of the sum. Sums of floats need dtype=torch.float64. They are added on
+    the CPU if the device is mps, which has no float64."""
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.int64) -> None:
         self.shape, self.dtype = shape, dtype
@@ -56,12 +57,18 @@ class SummedMetric:
                 f"{described(self.shape, self.dtype)}: give super().__init__ this shape, and dtype=torch.float64 for "
                 "floats"
             )
+        if self._on_cpu(added.device):
+            added = to_cpu(added)
         self.total = added.to(self.dtype) + self.total
 
     def compute(self, world: World) -> Score:
         """Return the score of all ranks. All ranks must call it, including ranks without samples."""
-        total = torch.zeros(self.shape, dtype=self.dtype, device=world.device) + self.total
+        device = torch.device("cpu") if self._on_cpu(world.device) else world.device
+        total = torch.zeros(self.shape, dtype=self.dtype, device=device) + self.total
         return self.score(to_cpu(world.all_reduce_sum(total)))
+
+    def _on_cpu(self, device: torch.device) -> bool:
+        return device.type == "mps" and self.dtype == torch.float64
 
 
 class Torchmetric:
