@@ -274,6 +274,17 @@ def called(folder: Path, *arguments: str, status: int = 0) -> subprocess.Complet
     return done
 
 
+def test_options_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    """They are drawn and recorded as Python's."""
+    samples = [{"x": np.arange(3.0) + k} for k in range(8)]
+    plain = {"seed": 3, "split": {"val": 0.25}}
+    for name, given in {"plain": plain, "numpy": {"seed": np.int64(3), "split": {"val": np.float32(0.25)}}}.items():
+        h5rows.write(samples, tmp_path / f"{name}.h5", shuffle=True, quiet=True, **given)
+    with h5py.File(tmp_path / "plain.h5") as a, h5py.File(tmp_path / "numpy.h5") as b:
+        assert a.attrs["options"] == b.attrs["options"]
+        assert np.array_equal(a["train/x"], b["train/x"])
+
+
 @pytest.mark.slow
 def test_it_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "x.npy", np.arange(12).reshape(4, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import numbers
 import os
 import platform
 import tempfile
@@ -143,5 +144,10 @@ def _provenance(source: str, command: str, options: PackOptions) -> dict[str, An
         "command": printable(command),
         "created": _now(),
         "versions": ", ".join(versions),
-        "options": json.dumps(options.of_bytes()),
+        "options": json.dumps(options.of_bytes(), default=_plain),
     }
+
+
+def _plain(number: numbers.Real) -> int | float:
+    """Return a number of NumPy, which an option may be, as a number of Python."""
+    return int(number) if isinstance(number, numbers.Integral) else float(number)
