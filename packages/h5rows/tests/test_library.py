@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -351,6 +352,7 @@ def test_messages_name_arguments_and_no_keys_of_a_config(photos: Path, monkeypat
         ({"splits": {"test": None}}, "splits.test is "),
         ({"split": "tests"}, "no group 'tests' ("),
         ({"missing": 0, "decode": True, "swmr": True}, "swmr="),
+        *[({"cache_gb": wrong}, f"cache_gb={wrong}: must be >= 1") for wrong in ("2", True, [2], 0.5, math.inf)],
     ]
     for group in ("data.", ""):
         monkeypatch.setattr(h5rows.ConfigError, "group", group)

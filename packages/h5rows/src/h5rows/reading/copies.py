@@ -31,17 +31,21 @@ def files_of(path: str | os.PathLike[str] | Sequence[str]) -> list[str]:
 def ranged(names: Sequence[str], cache_gb: float | None, external: str = REFUSE_EXTERNAL) -> list[Any]:
     """Return the RangedFiles of the remote files, opened concurrently, if cache_gb is set; otherwise [].
 
-    Raise ConfigError if external="allow", because reading by blocks cannot follow links to other files.
+    Raise ConfigError if cache_gb is too small or not a number, or if external="allow", because reading by blocks cannot
+    follow links to other files.
     """
+    if cache_gb is None:
+        return []
+    from h5rows.reading.ranges import check_cache_size, described  # imports the network code only if needed
+
+    check_cache_size(cache_gb)
     urls = [name for name in names if is_remote(name)]
-    if cache_gb is None or not urls:
+    if not urls:
         return []
     if external == ALLOW_EXTERNAL:
         blocks = f"remote files are read by blocks ({argument('cache_gb')}={cache_gb})"
         what = f"{argument('external', 'allow')}: not possible if {blocks}"
         raise ConfigError(f"{what} - remove one of the two")
-    from h5rows.reading.ranges import described
-
     return described(urls, cache_gb)
 
 

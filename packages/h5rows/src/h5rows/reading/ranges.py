@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import heapq
+import math
 import mmap
 import os
 import resource
@@ -35,6 +36,7 @@ from weakref import WeakValueDictionary, finalize
 import h5py
 import numpy as np
 
+from h5rows.checks import fits
 from h5rows.errors import ConfigError, argument, as_typed
 from h5rows.reading.folders import CACHE_DIR, cache_dir, shown
 from h5rows.reading.opening import named
@@ -461,6 +463,14 @@ def file_of(path: str) -> RangedFile:
     return _files[os.getpid(), path]
 
 
+def check_cache_size(cache_gb: Any) -> None:
+    """Raise ConfigError if cache_gb is not a number >= LEAST_GB."""
+    if not fits(cache_gb, float) or not LEAST_GB <= cache_gb < math.inf:
+        raise ConfigError(
+            f"{argument('cache_gb')}={cache_gb}: must be >= {LEAST_GB}; to download whole files, set {as_typed(None)}"
+        )
+
+
 def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
     """Return the RangedFiles of URLs, opened concurrently; their first and last blocks, which HDF5 reads first, are
     requested.
@@ -470,10 +480,6 @@ def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    if not isinstance(cache_gb, (int, float)) or not cache_gb >= LEAST_GB:
-        raise ConfigError(
-            f"{argument('cache_gb')}={cache_gb}: must be >= {LEAST_GB}; to download whole files, set {as_typed(None)}"
-        )
     limit = int(cache_gb * 1e9)
 
     def asked(url: str) -> RangedFile:
