@@ -337,6 +337,16 @@ def test_a_run_learns_and_knows_its_classes(folder: Path, tmp_path: Path) -> Non
     assert "4 Parquet files, 200 rows in 15 row groups" in (run / "train.log").read_text()
 
 
+@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="an older pyarrow")
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
+def test_classes_may_be_any_kind_of_strings(tmp_path: Path, kind: str) -> None:
+    cells = pa.array(["b", "a", "b"], getattr(pa, kind)())
+    pq.write_table(pa.table({"y": cells, "x": [1.0, 2.0, 3.0]}), tmp_path / "t.parquet", row_group_size=2)
+    data = opened(tmp_path, {"x": "x", "y": "y"})
+    assert data.class_names == {"y": ["a", "b"]}
+    assert data.gather(np.arange(3))["y"].tolist() == [1, 0, 1]
+
+
 def test_class_numbers_that_are_floats_name_a_remedy_that_works(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random(60)
     for dtype, path in (("float64", tmp_path / "floats.parquet"), ("int64", tmp_path / "integers.parquet")):

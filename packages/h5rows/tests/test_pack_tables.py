@@ -188,3 +188,11 @@ def test_a_table_with_a_column_image_beside_the_one_of_files_is_refused(tmp_path
         ConfigError, match=r"file_column='file' creates a field image, but .* has a column of this name"
     ):
         read(tmp_path / "t.csv", "image", file_column="file")
+
+
+@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="an older pyarrow")
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view"])
+def test_all_kinds_of_strings_and_bytes_are_packed(tmp_path: Path, kind: str) -> None:
+    cells = ["a", "b", "a"] if "string" in kind else [b"1", b"2", b"1"]
+    pq.write_table(pa.table({"k": pa.array(cells, getattr(pa, kind)())}), tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet", "k").tolist() == ([0, 1, 0] if "string" in kind else [1, 2, 1])

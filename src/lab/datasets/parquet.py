@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from h5rows.integration import without_views
 from lab.datasets.columns import (
     Columns,
     TableRows,
@@ -219,7 +220,7 @@ class Files:
                 raise
             except Exception as error:  # pyarrow and fsspec raise OSError and their own errors
                 raise ConfigError(f"data.path: {name} cannot be read as Parquet: {_line(error)}") from None
-        self.schema = self._meta[0].schema.to_arrow_schema()
+        self.schema = arrow_schema(self._meta[0])
         groups = [(k, g, meta.row_group(g).num_rows) for k, meta in enumerate(self._meta)
                   for g in range(meta.num_row_groups)]  # fmt: skip
         self.file_of, self.number_of, self.sizes = np.array(groups, dtype=np.int64).reshape(-1, 3).T
@@ -252,7 +253,7 @@ class Files:
 
         made = Columns(fields, self.schema, self.where, missing, first, functools.cache(classes))
         for name, meta in zip(self.names, self._meta):
-            there = meta.schema.to_arrow_schema()
+            there = arrow_schema(meta)
             for column in made.names:
                 kind = self.schema.field(column).type
                 if column not in there.names or there.field(column).type != kind:
@@ -309,13 +310,19 @@ class Files:
                         file, metadata=self._meta[k], pre_buffer=is_remote(name), page_checksum_verification=True
                     ) as parquet,
                 ):
-                    return parquet.read_row_group(int(self.number_of[group]), columns=list(columns), use_threads=False)
+                    number = int(self.number_of[group])
+                    return without_views(parquet.read_row_group(number, columns=list(columns), use_threads=False))
             except (RunFailed, ConfigError):
                 raise
             except Exception as error:
                 if attempt == TRIES - 1 or not is_remote(name):
                     raise RunFailed(f"data: {self.name_of(group)} cannot be read: {_line(error)}") from None
         raise AssertionError
+
+
+def arrow_schema(meta: Any) -> Any:
+    """Return the arrow schema of the tables that `Files.read` returns. meta: a file's metadata."""
+    return without_views(meta.schema.to_arrow_schema().empty_table()).schema
 
 
 def open_files(path: str | Sequence[str]) -> Files:

@@ -37,7 +37,7 @@ class Groups:
                     meta = pq.read_metadata(file)
                 except Exception as error:  # pyarrow raises OSError and its own errors
                     raise ConfigError(f"{file} cannot be read as Parquet: {error}") from None
-                schema = meta.schema.to_arrow_schema()
+                schema = without_views(meta.schema.to_arrow_schema().empty_table()).schema
                 check_names(file, schema.names)
                 if k == 0:
                     self.schema = schema
@@ -71,7 +71,8 @@ class Groups:
 
             file, number = self._places[group]
             with pq.ParquetFile(self.files[file], page_checksum_verification=True) as opened:
-                self._last = key, opened.read_row_group(number, columns=list(columns), use_threads=False)
+                table = opened.read_row_group(number, columns=list(columns), use_threads=False)
+            self._last = key, without_views(table)
         return self._last[1]
 
     def take(self, rows: Rows, columns: Sequence[str]) -> Any:
@@ -94,6 +95,18 @@ class Groups:
     def forget(self) -> None:
         """Release the cached table. Call it before a fork."""
         self._last = (None, None)
+
+
+def without_views(table: Any) -> Any:
+    """Return an arrow table with large strings and bytes in place of string and binary views, for which pyarrow lacks
+    some functions."""
+    import pyarrow as pa
+
+    plain = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+    for k, field in enumerate(table.schema):
+        if kind := plain.get(str(field.type)):
+            table = table.set_column(k, field.with_type(kind), table.column(k).cast(kind))
+    return table
 
 
 def has_gaps(table: Any, columns: Sequence[str]) -> bool:
