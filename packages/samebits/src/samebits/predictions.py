@@ -46,8 +46,8 @@ class Part:
             array = np.asarray(values, dtype=object) if isinstance(values, list) else np.asarray(values)
             if array.ndim == 0 or len(array) != len(rows):
                 raise ConfigError(
-                    f"{name}: predictions have the shape {array.shape} for {len(rows)} samples; the first dimension "
-                    "must be the samples"
+                    f"{name}: has the shape {array.shape} for {len(rows)} samples; the first dimension must be the "
+                    "samples"
                 )
             if name not in self._file:
                 kind: Any = h5py.string_dtype() if array.dtype == object else array.dtype
@@ -56,8 +56,8 @@ class Part:
             held = self._file[name]
             if held.shape[1:] != array.shape[1:]:
                 raise ConfigError(
-                    f"{name}: predictions have the shape {array.shape[1:]} per sample, but {held.shape[1:]} before; "
-                    "all samples must have the same shape"
+                    f"{name}: has the shape {array.shape[1:]} per sample, but {held.shape[1:]} before; all samples must "
+                    "have the same shape - leave it out of --fields, or pad it to one shape in Task.predict"
                 )
             size = len(held)
             with _written(self._path):

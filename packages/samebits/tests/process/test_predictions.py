@@ -96,3 +96,13 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     predictions.Part(tmp_path / "0.h5").close()
     with pytest.raises(RunFailed, match=r"out\.h5: cannot be written: No such file or directory$"):
         predictions.assemble([tmp_path / "0.h5"], tmp_path / "missing" / "out.h5", {})
+
+
+def test_an_entry_of_varying_shape_is_named_with_its_remedies(tmp_path: Path) -> None:
+    """It may be an output of the model or a field of the batch."""
+    part = predictions.Part(tmp_path / "0.h5")
+    part.append(np.arange(2), {"ids": np.zeros((2, 3))})
+    with pytest.raises(
+        ConfigError, match=r"^ids: has the shape \(4,\) per sample, but \(3,\) before; .*of --fields, or"
+    ):
+        part.append(np.arange(2), {"ids": np.zeros((2, 4))})
