@@ -56,8 +56,8 @@ class Part:
             held = self._file[name]
             if held.shape[1:] != array.shape[1:]:
                 raise ConfigError(
-                    f"{name}: has the shape {array.shape[1:]} per sample, but {held.shape[1:]} before; all samples must "
-                    "have the same shape - leave it out of --fields, or pad it to one shape in Task.predict"
+                    f"{name}: has the shape {array.shape[1:]} per sample, but {held.shape[1:]} before; all samples "
+                    "must have the same shape - leave it out of --fields, or pad it to one shape in Task.predict"
                 )
             size = len(held)
             with _written(self._path):
