@@ -18,7 +18,9 @@ from common import QUICK, needs
 
 from lab.callbacks.base import Callback, overridden_methods
 from lab.callbacks.energy import GpuPower
+from lab.callbacks.pictures import Pictures as TaskPictures
 from lab.state import model_or_average
+from lab.tasks.base import Task
 from samebits.checkpoints import load_checkpoint
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
@@ -203,6 +205,25 @@ def test_ranks_in_step_can_talk_in_an_evaluation(
     scores, wanted = ({k: v for k, v in metrics(run)[-1].items() if k.startswith("val/")} for run in (three, one))
     assert wanted
     assert scores == pytest.approx(wanted, rel=1e-4)
+
+
+def test_pictures_are_of_both_show_and_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shown(Task):
+        def show(self, output: Any, batch: Any, count: int) -> dict[str, Any]:
+            return {"rebuilt": output[:count]}
+
+        def sample(self, model: Any, count: int) -> Any:
+            return torch.zeros(count)
+
+    logged: list[Any] = []
+    monkeypatch.setattr("lab.callbacks.pictures.generate_samples", lambda state, run, count: {"new": count})
+    logger = SimpleNamespace(show=lambda step, name, value: logged.append((step, name, value)))
+    callback: Any = TaskPictures(2, "x", "y", "val/predictions")
+    callback.task, callback.run = Shown(), SimpleNamespace(world=SimpleNamespace(is_main=True), logger=logger)
+    for output in ("first batch", "second"):
+        callback.on_eval_batch(output, {})
+    callback.on_eval(SimpleNamespace(step=7), {})
+    assert logged == [(7, "val/rebuilt", "fi"), (7, "val/new", 2)]
 
 
 def test_power_is_the_difference_of_the_counters_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

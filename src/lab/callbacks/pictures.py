@@ -17,8 +17,8 @@ from samebits.status import class_names
 
 
 class Pictures(Callback):
-    """Log the result of Task.sample, of Task.show if the task has no `sample`, or, if it has neither, a figure of
-    images with their predicted classes. They are saved to media/<name>/ and the loggers.
+    """Log the results of Task.show and Task.sample or, if the task has neither, a figure of images with their predicted
+    classes. They are saved to media/<name>/ and the loggers.
 
     count: number of samples, from the first batch of rank 0. field: images (B, C, H, W). target: labels (B,), shown if
     the prediction is wrong. The figure requires an output of scores (B, classes), and matplotlib.
@@ -35,12 +35,12 @@ class Pictures(Callback):
 
     def on_eval_batch(self, output: Any, batch: Any) -> None:
         """Keep the images of the first batch, on the main rank."""
-        if self.kept is None and not overrides(self.task, "sample") and self.run.world.is_main:
+        if self.kept is None and self.run.world.is_main:
             shown = self.task.show(output, batch, self.count)
-            if shown is None:
+            if shown is None and not overrides(self.task, "sample"):
                 self.kept = {self.name: self.predicted(output, batch)}
             else:
-                self.kept = {f"val/{name}": value for name, value in shown.items()}
+                self.kept = {f"val/{name}": value for name, value in (shown or {}).items()}
 
     def on_rehearsal(self, output: Any, batch: Any) -> None:
         """Raise the errors of an evaluation; keep nothing."""
@@ -49,9 +49,11 @@ class Pictures(Callback):
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
         """Log the images."""
+        kept = self.kept or {}
         if overrides(self.task, "sample"):
-            self.kept = {f"val/{name}": value for name, value in generate_samples(state, self.run, self.count).items()}
-        for name, value in (self.kept or {}).items():
+            samples = generate_samples(state, self.run, self.count)
+            kept |= {f"val/{name}": value for name, value in samples.items()}
+        for name, value in kept.items():
             self.run.logger.show(state.step, name, value)
         self.kept = None
 
