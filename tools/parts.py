@@ -102,6 +102,10 @@ PARTS = {
             "random colors, TrivialAugment, mixup, and random views of a sample",
             "augment", "augment_order", "color", "mixup", "trivial_augment", "views",
         ),
+        resizing=(
+            "resize and crop images to another size",
+            "sized", "sized_order", "transforms_sized", "resize", "center_crop", "resized_crop",
+        ),
         figures=(
             "learning curves and confusion matrices as pictures",
             "curves", "callback/confusion", "callbacks/confusion",
@@ -141,6 +145,7 @@ NEEDS = {
     **dict.fromkeys(("muon", "lion", "soap", "lookahead", "schedule_free"), ("optimizer_base",)),
     "contrastive": ("augmentation", "language"),
     "fixmatch": ("augmentation", "mixed"),
+    "imagenet": ("resizing",),
     "whitened": ("muon",),
 }
 

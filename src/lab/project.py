@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lab.transforms.augment_order  # noqa: F401 - adds its rules
+import lab.transforms.sized_order  # noqa: F401 - adds its transforms
 from lab.datasets.column_remedy import column_remedy
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
 from lab.h5_errors import H5_COMMAND, h5_mistakes, splits_of

@@ -181,6 +181,7 @@ def test_all_parts_of_a_mixture_count(tmp_path: Path) -> None:
     np.testing.assert_allclose(config.data.transforms["normalize"]["mean"], np.nanmean(values, 0), rtol=1e-12)
 
 
+@needs("conf/data/transforms/center_crop.yaml")
 def test_random_transforms_are_left_out_and_others_are_not(tmp_path: Path) -> None:
     chain = "data/transforms=[to_float,crop,center_crop,normalize,flip]"
     sizes = ("data.transforms.crop.size=[6,6]", "data.transforms.center_crop.size=[2,2]")

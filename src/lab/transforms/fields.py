@@ -79,7 +79,7 @@ class _PerField:
         if len(set(sizes)) > 1:
             raise ConfigError(
                 f"data.transforms: {name}.field={self.fields}: their sizes are {sizes} pixels, but "
-                "must be equal, because all get the same crop - put Resize before it, or use other fields"
+                "must be equal, because all get the same crop - resize them before it, or use other fields"
             )
         drawn = self.prepare(batch[self.fields[0]], sample_ids)
         return {**batch, **{field: self.apply(batch[field], drawn) for field in self.fields}}

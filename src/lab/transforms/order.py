@@ -10,10 +10,7 @@ from samebits.errors import ConfigError
 HERE = "lab.transforms."
 AUTO = "auto"
 # transforms that use the last two dimensions as height and width
-SIZED = (
-    f"{HERE}fields.RandomCrop", f"{HERE}fields.Cutout", f"{HERE}fields.RandomErase",
-    *(f"{HERE}sized.{name}" for name in ("Resize", "CenterCrop", "RandomResizedCrop")),
-)  # fmt: skip
+SIZED = [f"{HERE}fields.{name}" for name in ("RandomCrop", "Cutout", "RandomErase")]
 
 Node = Mapping[str, Any]
 
