@@ -111,7 +111,7 @@ PARTS = {
             "curves", "callback/confusion", "callbacks/confusion",
         ),
         boxes=("the average precision of detected boxes", "box_precision"),
-        renamed=("errors that give the new name of what your code of version 0.2 uses",),
+        renamed=("errors that give the new name of what your code of version 0.2 uses", "old_keys"),
         onnx=("export to ONNX", "onnx_arguments"),
         language=(
             "language models: GPT, windows and sequences of tokens, generation and its scores",
