@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import lab.transforms.augment_order  # noqa: F401 - adds its rules
-import lab.transforms.sized_order  # noqa: F401 - adds its transforms
+import lab.transforms.augment_order  # adds its rules
+import lab.transforms.sized_order  # adds its transforms
 from lab.datasets.column_remedy import column_remedy
 from lab.groups import DataConfig, OptimConfig, RootConfig, TaskConfig, mixed_parts
 from lab.h5_errors import H5_COMMAND, h5_mistakes, splits_of
