@@ -110,6 +110,8 @@ PARTS = {
             "learning curves and confusion matrices as pictures",
             "curves", "callback/confusion", "callbacks/confusion",
         ),
+        energy=("the power of NVIDIA GPUs in the log, and the energy of a sweep in its report",),
+        waits=("`debug=waits`, which names lines of code that wait for the GPU",),
         boxes=("the average precision of detected boxes", "box_precision"),
         renamed=("errors that give the new name of what your code of version 0.2 uses", "old_keys"),
         onnx=("export to ONNX", "onnx_arguments"),

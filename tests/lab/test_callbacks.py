@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,10 @@ import torch
 from common import QUICK, needs
 
 from lab.callbacks.base import Callback, overridden_methods
-from lab.callbacks.energy import GpuPower
 from lab.callbacks.pictures import Pictures as TaskPictures
 from lab.state import model_or_average
 from lab.tasks.base import Task
 from samebits.checkpoints import load_checkpoint
-from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.log_every=2", "trainer.global_batch_size=66")
@@ -224,26 +221,3 @@ def test_pictures_are_of_both_show_and_sample(monkeypatch: pytest.MonkeyPatch) -
         callback.on_eval_batch(output, {})
     callback.on_eval(SimpleNamespace(step=7), {})
     assert logged == [(7, "val/rebuilt", "fi"), (7, "val/new", 2)]
-
-
-def test_power_is_the_difference_of_the_counters_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings, clock = iter([1000.0, 4000.0, 4600.0]), iter([0.0, 10.0, 12.0])
-    counter = SimpleNamespace(joules=lambda: next(readings))
-    monkeypatch.setattr("lab.callbacks.energy.EnergyCounter", lambda uuid: counter)
-    monkeypatch.setattr("lab.callbacks.energy.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    gpu = SimpleNamespace(get_device_properties=lambda device: SimpleNamespace(uuid="1234"))
-    fake = SimpleNamespace(cuda=gpu, tensor=lambda values, device: torch.tensor(values))
-    monkeypatch.setattr("lab.callbacks.energy.torch", fake)
-    callback, state, values = GpuPower(), SimpleNamespace(), {"train/loss": 1.0}
-    world = SimpleNamespace(device=torch.device("cuda"), all_reduce_sum=lambda tensor: 2 * tensor)  # two equal ranks
-    callback.run = SimpleNamespace(world=world)
-    callback.on_start(state)
-    callback.on_log(state, values)
-    assert values == {"train/loss": 1.0, "perf/power_w": 600.0}
-    callback.on_log(state, values)
-    assert values["perf/power_w"] == 600.0
-
-
-def test_energy_without_a_gpu_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="callback=energy: measures NVIDIA GPUs, but this run uses cpu - remove it"):
-        start_run(tmp_path / "run", *SHORT, "callback=energy")
