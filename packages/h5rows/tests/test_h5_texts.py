@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from h5py import special_dtype, string_dtype
 
 import h5rows
+from h5rows.importers.values import guess
+from h5rows.reading.texts import image_of
 
 WAYS: dict[str, Callable[[h5py.File, str, list[bytes]], Any]] = {
     "bytes": lambda f, n, raw: f.create_dataset(n, data=raw),
@@ -82,6 +85,14 @@ def test_image_files_are_named_as_such(tmp_path: Path, way: str) -> None:
     said = "/name contains JPEG files; decode them with PIL and write the pixels with h5rows.write$"
     with pytest.raises(h5rows.ConfigError, match=said):
         read(tmp_path / "a.h5", way)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WebP", "BMP", "PPM"])
+def test_each_format_of_images_is_known(kind: str) -> None:
+    image, stream = pytest.importorskip("PIL.Image"), io.BytesIO()
+    image.new("RGB", (3, 2)).save(stream, kind)
+    assert guess(stream.getvalue(), "") == "image"
+    assert image_of(stream.getvalue()) == (None if kind in ("BMP", "PPM") else kind)  # "BM" may begin a text
 
 
 def test_no_such_encoding(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from h5rows.errors import ConfigError, first_line, machine_fault
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.options import PackOptions
+from h5rows.reading.texts import IMAGES_OR_TEXT, image_of
 from h5rows.source import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable, ranges
 
 TEXT = {"encoding": "utf-8"}
-IMAGE_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6")
 Decode = Callable[[Any, object], np.ndarray]  # (bytes, name of the sample) -> array
 WIDENED: set[str] = set()  # types that were read and that NumPy does not have
 WHOLE_NUMBER = re.compile(rb"0|-?[1-9][0-9]*")  # str(int(x)) == x for these
@@ -35,7 +35,7 @@ AS_TEXT = "kinds={'NAME': 'text'} keeps it"
 
 def guess(raw: bytes, where: object) -> str:
     """Return the kind of bytes whose kind was not given. Raise ConfigError for a pickle or unknown bytes."""
-    if raw.startswith(IMAGE_MAGIC) or (raw[:4] == b"RIFF" and raw[8:12] == b"WEBP"):
+    if image_of(raw) or raw.startswith(IMAGES_OR_TEXT):
         return "image"
     if raw.startswith(b"\x93NUMPY"):
         return "npy"

@@ -15,7 +15,9 @@ from h5rows.reading.memory import CHEAP, check_declared
 UTF_8 = "utf-8"
 LOOKED_AT = 4096  # rows that `inspect` decodes
 OTHERS = ("gb18030", "cp932", "euc_kr", "cp1252")  # encodings of programs that do not write UTF-8
-IMAGES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG"}  # the beginning of image files
+# the first bytes of image files; a text may begin with those of BMP, PGM and PPM
+IMAGES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+IMAGES_OR_TEXT = (b"BM", b"P5", b"P6")
 DECODE = "decode them with PIL and write the pixels with h5rows.write"  # the remedy
 
 
@@ -34,6 +36,8 @@ def check_encoding(encoding: Any) -> str:
 
 def image_of(raw: bytes) -> str | None:
     """Return the format if the bytes are an image file, otherwise None."""
+    if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP":
+        return "WebP"
     return next((found for magic, found in IMAGES.items() if raw.startswith(magic)), None)
 
 
