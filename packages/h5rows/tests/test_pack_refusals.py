@@ -141,13 +141,14 @@ def test_members_that_are_not_there_or_twice(tmp_path: Path, capsys: pytest.Capt
     write_tar(tmp_path / "a.tar", [("0.png", png()[0]), ("0.jpg", png()[0])])
     assert "two members of one kind" in refused(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name, kind in (("0.cls", tarfile.REGTYPE), ("README", tarfile.REGTYPE), ("1.cls", tarfile.SYMTYPE)):
+        names = ("0.cls", tarfile.REGTYPE), ("README", tarfile.REGTYPE), ("1.cls", tarfile.SYMTYPE)
+        for name, kind in (*names, ("2.cls", tarfile.LNKTYPE)):
             info = tarfile.TarInfo(name)
             info.type, info.linkname, info.size = kind, "0.cls", 1 if name == "0.cls" else 0
             tar.addfile(info, io.BytesIO(b"7"))
     run(tmp_path / "a.tar", quiet=False)
-    left = "left out: 2 members: a.tar: README (not named NAME.KIND); a.tar: 1.cls (not a file)"
-    assert left in capsys.readouterr().out
+    left = "left out: 3 members: a.tar: README (not named NAME.KIND); a.tar: 1.cls (not a file); a.tar: 2.cls"
+    assert f"{left} (a hard link to 0.cls; write the tar with --hard-dereference)" in capsys.readouterr().out
 
 
 # -- TFRecord

@@ -46,6 +46,9 @@ class TarSource(ShardSource):
                     if not member.isfile() or not dot or not stem:
                         if not member.isdir():
                             why = "not a file" if not member.isfile() else "not named NAME.KIND"
+                            if member.islnk():
+                                target = printable(member.linkname)
+                                why = f"a hard link to {target}; write the tar with --hard-dereference"
                             self.account.leave("members", printable(f"{file.name}: {member.name}"), why)
                         continue
                     if (key := f"{folder}/{stem}") != last:
