@@ -168,6 +168,8 @@ def _shape_mistake(model: nn.Module, task: Any, batch: Any, error: ConfigError) 
         return None
     if right := _unlike_input_shape(task, batch, is_fixed=True):
         return f"{error}: set data.input_shape={_as_override(right)}, the shape of x after data.transforms"
+    if -1 in (getattr(task.run.context.train_set, "spec", None) or {}).get("x", ((),))[0]:
+        return f"{error}: the samples x differ in length; data/transforms=[window,center_window] gives them one length"
     if module is model:
         return f"{error}: set model.input_shape={_as_override(shape)}"
     owners = {"model": model, "task": task}

@@ -124,7 +124,13 @@ def test_a_trained_model_does_not_get_another_input_shape() -> None:
     """In an evaluation the data are wrong, not the config of the run."""
     task, shape = Supervised(CrossEntropy(0.0), {}), (4,)
     line = r"^MLP was built for samples of shape \(4,\) but got \(5,\)"
-    for context, remedy in ((None, "$"), (SimpleNamespace(train_set=None), r": set model\.input_shape=\[5\]$")):
+    varying = SimpleNamespace(train_set=SimpleNamespace(spec={"x": ((-1,), torch.uint8)}))
+    remedies: tuple[tuple[Any, str], ...] = (
+        (None, "$"),
+        (SimpleNamespace(train_set=None), r": set model\.input_shape=\[5\]$"),
+        (varying, r": the samples x differ in length; data/transforms=\[window,center_window\] gives them one length$"),
+    )
+    for context, remedy in remedies:
         task.run = TaskRun(input_shape=shape, context=context)
         with pytest.raises(ConfigError, match=line + remedy):
             forward_loss(MLP(shape, 3, [], 0.0), task, {"x": torch.ones(2, 5), "y": Y})
