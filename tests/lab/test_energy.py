@@ -34,4 +34,4 @@ def test_power_is_the_difference_of_the_counters_of_all_ranks(monkeypatch: pytes
 
 def test_energy_without_a_gpu_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="callback=energy: measures NVIDIA GPUs, but this run uses cpu - remove it"):
-        start_run(tmp_path / "run", *QUICK, "callback=energy")
+        start_run(tmp_path / "run", *QUICK, "trainer.max_steps=1", "callback=energy")
