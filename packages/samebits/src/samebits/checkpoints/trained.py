@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from samebits.checkpoints.checkpoint import eval_state_dict, find_checkpoint, save_checkpoint
 from samebits.checkpoints.integrity import failure_line
 from samebits.checkpoints.sharded import SUFFIX
-from samebits.config import absolute
+from samebits.config import INVALID_OVERRIDE, absolute
 from samebits.errors import ConfigError, RunFailed
 from samebits.extras import need
 from samebits.files import replace_text
@@ -60,10 +60,7 @@ def change_value(cfg: DictConfig, override: str) -> None:
                 f"{override}: is a second run, but this command reads one - repeat it for each, or average their "
                 "outputs with ./run predict RUN RUN"
             ) from None
-        raise ConfigError(
-            f"{override!r}: not a valid override - write key=value, and text with special characters in two kinds of "
-            "quotes, 'key=\"a=b\"'"
-        ) from None
+        raise ConfigError(f"{override}: {INVALID_OVERRIDE}") from None
     key = parsed.key_or_group
     if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.package:
         raise ConfigError(f"{override!r}: the keys of a run cannot be added or deleted; change a value with key=value")

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         run_hydra as run_hydra,
     )
     from samebits.config.messages import (
+        INVALID_OVERRIDE as INVALID_OVERRIDE,
         check_arguments as check_arguments,
         explain as explain,
         one_line as one_line,

@@ -34,6 +34,10 @@ from samebits.schema import TYPED, at, did_you_mean, hints_of, leaves, nearest, 
 
 _NOISE = re.compile(r"^(full_key|object_type|reference_type|See https?:|Config search path|provider=)")
 _NAMES_A_KEY = re.compile(r"[a-z]\w*(\.\w+)+(\[|=|: | )")
+INVALID_OVERRIDE = (
+    "not a valid override - write key=value, a list as key=[1,2], and text with special characters in two kinds of "
+    "quotes, 'key=\"a,b\"'"
+)
 # files of this project that call Hydra to compose
 CALLERS = ("samebits/config/compose.py", "samebits/config/messages.py", "train.py")
 SHOW_CONFIG = ("--cfg", "-c", "--help", "-h", "--info", "-i")  # options of Hydra that show the composed config
@@ -96,10 +100,7 @@ def no_override(text: str | None, argv: Sequence[str] = ()) -> str:
     key, _, value = (text or "").partition("=")
     if value.isidentifier() and not value.isascii():
         return f"{text}: contains a letter that is not ASCII - quote the text, '{key}=\"{value}\"'"
-    return (
-        f"{text}: not a valid override - write key=value, a list as key=[1,2], and text with special "
-        f"characters in two kinds of quotes, 'key=\"a,b\"'"
-    )
+    return f"{text}: {INVALID_OVERRIDE}"
 
 
 def _by_hydra(root: Path, error: BaseException) -> bool:
