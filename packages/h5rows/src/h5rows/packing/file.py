@@ -167,18 +167,28 @@ def new_file(path: Path, properties: Any, alignment: tuple[int, int]) -> h5py.Fi
     return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, properties, access))
 
 
-def reserve(path: Path) -> None:
-    """Allocate the disk space now, so that a full disk raises OSError here and not after hours."""
+def reserve(path: Path, begin: int = 0, size: int | None = None) -> None:
+    """Allocate the disk space of `size` bytes from `begin`, or of the file.
+
+    So a full disk raises NoRoom here, not after hours and not in HDF5, which crashes after a write that failed."""
     with open(path, "r+b") as file:
-        size = os.fstat(file.fileno()).st_size
+        size = os.fstat(file.fileno()).st_size if size is None else size
         if hasattr(os, "posix_fallocate"):
             try:
-                os.posix_fallocate(file.fileno(), 0, size)
+                os.posix_fallocate(file.fileno(), begin, size)
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                    raise
+                    raise NoRoom(begin + size, error.errno, error.strerror) from error
         elif shutil.disk_usage(path.parent).free < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise NoRoom(begin + size, errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class NoRoom(OSError):
+    """The error of `reserve`. needed: size of the file in bytes."""
+
+    def __init__(self, needed: int, *more: Any) -> None:
+        super().__init__(*more)
+        self.needed = needed
 
 
 def set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
@@ -298,9 +308,10 @@ def full_disk(out: Path, temp: Path) -> Iterator[None]:
         if (number := no_room(error)) is None:
             raise
         size, taken = (s.st_size, s.st_blocks * 512) if temp.exists() and (s := temp.stat()) else (0, 0)
+        size = max(size, getattr(error, "needed", 0))
         if number == errno.EFBIG:
             limit = "the file system or `ulimit -f` allows no file of this size"
-            raise ConfigError(f"{out}: {limit} ({in_words(size)} were written); raise the limit, then repeat") from None
+            raise ConfigError(f"{out}: {limit} ({in_words(size)} needed); raise the limit, then repeat") from None
         free = in_words(shutil.disk_usage(out.parent).free + taken)
         room = f"at least {in_words(size)} needed, {free} free in {out.parent}; free space, then repeat the command"
         raise ConfigError(f"{out}: the disk is full ({os.strerror(number)}): {room}") from None

@@ -5,6 +5,7 @@ command to start from the beginning."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from h5rows.source import one_line
 
 MOST_TIMES, MOST_BYTES = 20, 1 << 30  # a copy larger than both (times the source, bytes) needs allow_larger
 VLEN_ROWS = 512  # samples of variable length to read at a time
+SLACK_BYTES, OBJECT_BYTES = 1 << 18, 512  # reserved for metadata: of the file, and of each object
 CACHE_BYTES = 1 << 26  # cache of decoded chunks of the source
 
 
@@ -83,15 +85,26 @@ class Repack:
         # chunks need not begin at a page, but unaligned numbers are slow to read
         alignment = (PAGE, PAGE) if self.options.is_contiguous else (1, 8)
         with files.new_file(temp, file_properties(self.source), alignment) as file:
+            files.reserve(temp, 0, self.unchanged_bytes())
             Copier(self.contents.survey, file, self.made_anew(file)).copy()
             file.attrs[NOTE.decode()] = note
-            if self.options.is_contiguous:
-                file.flush()
-                files.reserve(temp)
-            spans = self.fill(file)
+            file.flush()
+            files.reserve(temp, 0, file.id.get_filesize() + SLACK_BYTES)
+            spans = self.fill(file, temp)
+            file.flush()
+            size = file.id.get_filesize()
+        os.truncate(temp, size)  # the reserved bytes that were not needed
         self.copy_user_block(temp)
         with flushing(temp):
             self.compare(temp, spans)
+
+    def unchanged_bytes(self) -> int:
+        """Return how many bytes the copy has at most before the rows with a new layout are written."""
+        contents, file = self.contents, self.source
+        stored = sum(file[path].id.get_storage_size() for path in (*contents.plain, *contents.vlen))
+        outside = sum(size for path, size in contents.whole.items() if elsewhere(file[path].id))
+        rest = max(0, Path(file.filename).stat().st_size - stored) + outside
+        return rest + OBJECT_BYTES * len(contents.survey.nodes) + SLACK_BYTES
 
     def made_anew(self, file: h5py.File) -> Any:
         """Return the function that creates the datasets whose rows `fill` writes (see `copying.Make`)."""
@@ -143,13 +156,16 @@ class Repack:
                 yield f"{name}/values", int(ends[begin]), np.concatenate(samples)
             yield f"{name}/offsets", 0, ends
 
-    def fill(self, file: h5py.File) -> list[Span]:
+    def fill(self, file: h5py.File, temp: Path) -> list[Span]:
         """Write the rows of these datasets. Return the spans that were written."""
         spans = []
         total = sum(shape[0] for shape, _ in self.contents.plain.values())
         with tqdm(total=total, unit=" rows", unit_scale=True, disable=self.options.quiet, desc="repack") as bar:
             for name, begin, values in self.pieces():
                 if len(values):
+                    if chunk_rows := self.options.rows(values.shape, values.dtype):
+                        index = 32 * (values.ndim + 2) * (len(values) // chunk_rows)  # bytes of its B-tree at most
+                        files.reserve(temp, file.id.get_filesize(), values.nbytes + index + SLACK_BYTES)
                     file[name][begin : begin + len(values)] = values
                     row_bytes = values.nbytes // len(values)
                     spans.append(Span(name, begin * row_bytes, values.nbytes, crc32(bytes_of(values))))
