@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from gpt import NEEDS_GPT, SMALL_GPT
+from gpt import NEEDS_GPT, SMALL_GPT, write_tokens
 
 from samebits.testing import compose, result, start_run
 
@@ -36,9 +36,9 @@ def test_the_recipe_is_gpt_2(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("model.separator=0",)])  # some ten tokens a document
-def test_the_recipe_of_gpt_2_learns_in_small(tmp_path: Path, tokens: str, more: tuple[str, ...]) -> None:
+def test_the_recipe_of_gpt_2_learns_in_small(tmp_path: Path, more: tuple[str, ...]) -> None:
     run = start_run(
-        tmp_path / "run", "experiment=gpt2", f"data.path={tokens}", "data.window=40", *SMALL_GPT,
+        tmp_path / "run", "experiment=gpt2", f"data.path={write_tokens(tmp_path)}", "data.window=40", *SMALL_GPT,
         "trainer.max_steps=60", "trainer.global_batch_size=24", "trainer.eval_every=20", "logger=none", "hardware=cpu",
         "hardware.num_threads=1", "optim.lr=2e-2", "optim.schedule.warmup=0.1", *more,
     )  # fmt: skip

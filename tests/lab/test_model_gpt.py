@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpt import NEEDS_GPT, SMALL_GPT
+from gpt import NEEDS_GPT, SMALL_GPT, write_tokens
 from torch.nn import functional as F
 
 from lab.losses.next_token import NextToken, Unprojected, _InPieces
@@ -216,15 +216,15 @@ def test_a_separator_is_a_token() -> None:
         gpt(separator=11)
 
 
-def overrides(path: str) -> tuple[str, ...]:
+def overrides(path: Path) -> tuple[str, ...]:
     return ("data=tokens", f"data.path={path}", "data.window=12", *SMALL_GPT, "task=next_token", "optim.lr=1e-2")
 
 
 @pytest.mark.slow
-def test_a_run_in_chunks_is_the_run(tmp_path: Path, tokens: str) -> None:
+def test_a_run_in_chunks_is_the_run(tmp_path: Path) -> None:
     """For any number of ranks, micro-batches and layout of the weights; of windows that hold several documents."""
-    common = (*SMALL, *overrides(tokens), "trainer.max_steps=8", "trainer.log_every=1", "model.vocab_multiple=8",
-              "model.separator=10")  # fmt: skip
+    common = (*SMALL, *overrides(write_tokens(tmp_path)), "trainer.max_steps=8", "trainer.log_every=1",
+              "model.vocab_multiple=8", "model.separator=10")  # fmt: skip
     plain = start_run(tmp_path / "plain", *common)
     assert last_checkpoint(plain)["model"]["token.weight"].shape == (16, 16)
     for trainer in ("ddp", "fsdp"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from common import ROOT, needs
-from gpt import NEEDS_GPT
+from gpt import NEEDS_GPT, write_tokens
 
 from samebits.data import SampleRNG
 from samebits.errors import ConfigError
@@ -111,12 +111,12 @@ def test_an_empty_prompt_is_refused(vocabulary: list[str] | None) -> None:
 
 @pytest.mark.slow
 @needs("src/h5.py")
-def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str, tokens: str) -> None:
+def test_what_cannot_be_written_is_refused(tmp_path: Path, text: str) -> None:
     common = (*SHAKESPEARE, "trainer.max_steps=1")
     with pytest.raises(ConfigError, match=r"sample_text.prompt='X': 'X' is not in the vocabulary of \d+ characters"):
         start_run(tmp_path / "a", *common, f"data.path={text}", "callback.sample_text.prompt=X")
     with pytest.raises(ConfigError, match=r"has the tokenizer None, whose tokens cannot be decoded"):
-        start_run(tmp_path / "b", *common, f"data.path={tokens}")
+        start_run(tmp_path / "b", *common, f"data.path={write_tokens(tmp_path)}")
 
 
 def test_a_readable_file_with_other_data_is_not_called_unreadable(tmp_path: Path) -> None:
