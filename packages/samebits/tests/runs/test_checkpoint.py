@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pickle
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -406,6 +407,18 @@ def test_where_none_loads_the_user_decides(tmp_path: Path) -> None:
         (tmp_path / f"last_{step:09d}.pt").write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=rf"^{tmp_path}: all 3 checkpoints are damaged; move them away to start"):
         Checkpoints(tmp_path, MAIN).newest_valid()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="all names are UTF-8")
+def test_a_path_that_torch_cannot_open_is_no_damage(tmp_path: Path) -> None:
+    """Its bytes are not UTF-8, or Python has read them in another encoding (LC_ALL=C, PYTHONUTF8=0)."""
+    folder = tmp_path / os.fsdecode(b"\xe9")
+    folder.mkdir()
+    save_checkpoint({"model": {}}, tmp_path / "last_000000001.pt")
+    (tmp_path / "last_000000001.pt").rename(folder / "last_000000001.pt")
+    with pytest.raises(ConfigError, match="torch opens no path that is not UTF-8 - rename it, or unset LC_ALL"):
+        Checkpoints(folder, MAIN).newest_valid(put_aside=True)
+    assert names(folder) == ["last_000000001.pt"]
 
 
 # ---- what a user names

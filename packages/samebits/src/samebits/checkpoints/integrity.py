@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from samebits.errors import CorruptFileError
+from samebits.errors import ConfigError, CorruptFileError
 from samebits.files import check_regular
 
 CHUNK = 1 << 20  # bytes
@@ -34,8 +34,16 @@ NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 def reading(path: Path) -> Iterator[None]:
     """Convert errors from reading a damaged or foreign file in this block to CorruptFileError with a one-line message.
 
-    Errors that do not depend on the file's content pass unchanged: no memory, no permission, an I/O error.
+    Errors that do not depend on the file's content pass unchanged: no memory, no permission, an I/O error. Raise
+    ConfigError if the path is not UTF-8.
     """
+    try:
+        str(path).encode()  # as torch does
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{path}: torch opens no path that is not UTF-8 - rename it, or unset LC_ALL and PYTHONUTF8, which choose "
+            "the encoding in which Python reads it"
+        ) from None
     try:
         yield
     except CorruptFileError:
