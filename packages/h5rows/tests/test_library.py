@@ -366,17 +366,23 @@ def test_messages_name_arguments_and_no_keys_of_a_config(photos: Path, monkeypat
             assert group or not any(word in said for word in words), said
 
 
-def test_packing_imports_no_torch(tmp_path: Path) -> None:
+def test_packing_imports_no_torch_and_the_rest_names_it_if_it_is_missing(tmp_path: Path) -> None:
     """It takes longer to import than most files take to be packed, and hundreds of MB in each process."""
     np.save(tmp_path / "x.npy", np.arange(12.0))
     code = (
         "import sys, h5rows\nfrom h5rows import command\ncommand.parser().format_help()\n"
         f"h5rows.pack({str(tmp_path / 'x.npy')!r}, {str(tmp_path / 'x.h5')!r}, quiet=True)\n"
         f"h5rows.repack({str(tmp_path / 'x.h5')!r}, {str(tmp_path / 'y.h5')!r}, quiet=True)\n"
-        "assert 'torch' not in sys.modules"
+        "assert 'torch' not in sys.modules\n"
+        "open('x.pth', 'wb').close()\n"
+        "sys.modules['torch'] = None\n"
+        "for call in (lambda: h5rows.open, lambda: h5rows.Dataset, lambda: h5rows.pack('x.pth', 'z.h5')):\n"
+        "    try: call()\n"
+        "    except h5rows.ConfigError as error: assert '-m pip install torch' in str(error), error\n"
+        "    else: raise AssertionError\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -126,7 +126,7 @@ def pip_install(packages: str) -> str:
 EXTRAS = {
     "pillow": "images", "lmdb": "lmdb", "tensorstore": "zarr", "pyarrow": "tables", "google-crc32c": "tfrecord",
     "tokenizers": "text", "fsspec": "remote", "hdf5plugin": "codecs", "zstandard": "codecs",
-    "blosc": "codecs",
+    "blosc": "codecs", "torch": "torch",
 }  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from h5rows.errors import ConfigError, missing
+
 
 @cache
 def names_of(file: str) -> dict[str, str]:
@@ -27,6 +29,11 @@ def lazy_getattr(page: str, file: str) -> Callable[[str], Any]:
     def attribute(name: str) -> Any:
         if name not in (names := names_of(file)):
             raise AttributeError(f"{page} has no {name!r}; it has {', '.join(names)}")
-        return getattr(import_module(names[name]), name)
+        try:
+            return getattr(import_module(names[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+        raise ConfigError(missing(f"{page}.{name}", "torch"))
 
     return attribute

@@ -17,7 +17,7 @@ from weakref import finalize
 import numpy as np
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, first_line, machine_fault
+from h5rows.errors import ConfigError, first_line, machine_fault, need
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.options import PackOptions
@@ -99,8 +99,7 @@ def explain(error: Exception) -> str:
 
 def load_torch(raw: bytes | str, name: object, mapped: bool = False) -> Any:
     """Return the content of a file of torch.save, read with weights_only, which runs no code."""
-    import torch
-
+    torch = need("torch", f"reading {name}", "torch")
     file = io.BytesIO(raw) if isinstance(raw, bytes) else raw
     try:
         return torch.load(file, weights_only=True, map_location="cpu", mmap=mapped)
@@ -116,9 +115,9 @@ def load_torch(raw: bytes | str, name: object, mapped: bool = False) -> Any:
 
 def read_pth(raw: bytes | str, name: object) -> np.ndarray:
     """Return the only tensor of a file of torch.save. Raise BadSample for other content."""
+    value = load_torch(raw, name)
     import torch
 
-    value = load_torch(raw, name)
     if not isinstance(value, torch.Tensor):
         raise BadSample(name, f"contains a {type(value).__name__}, not one tensor")
     try:
