@@ -483,6 +483,14 @@ def test_an_experiment_chooses_sweeper_and_launcher(
     assert cfg.hydra.help.app_name == "train"
 
 
+def test_hydra_resolves_the_config_that_it_prints() -> None:
+    """`--cfg job --resolve` resolves by OmegaConf, in which a list of a resolver must be a node."""
+    cfg = compose("data=h5")
+    expected = OmegaConf.to_container(cfg, resolve=True)
+    OmegaConf.resolve(cfg)
+    assert OmegaConf.to_container(cfg) == expected
+
+
 def test_composing_warns_of_nothing() -> None:
     """Hydra 1.3 warns where version_base is missing, 1.4 where it is given, OmegaConf 2.4 of a name that 2.3 needs."""
     with warnings.catch_warnings():

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn
@@ -64,15 +65,29 @@ def register_resolvers(project: Project) -> None:
     def variable_list(name: str) -> list[str]:
         return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
 
-    register_resolver("variable", lambda name, other: os.environ.get(name) or other, replace=True)
-    register_resolver("variable_list", variable_list, replace=True)
-    register_resolver("root", lambda: str(project.root), replace=True)
-    register_resolver("suffix", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    register_resolver("sweep_name", sweep_name, use_cache=True, replace=True)
-    register_resolver("below_outputs", below_outputs, replace=True)  # before Hydra makes the run's folder
-    register_resolver("run_folder", run_folder, replace=True)
+    def register(name: str, resolver: Callable[..., Any], use_cache: bool = False) -> None:
+        register_resolver(name, _as_node(resolver), use_cache=use_cache, replace=True)
+
+    register("variable", lambda name, other: os.environ.get(name) or other)
+    register("variable_list", variable_list)
+    register("root", lambda: str(project.root))
+    register("suffix", lambda: secrets.token_hex(3), use_cache=True)
+    register("sweep_name", sweep_name, use_cache=True)
+    register("below_outputs", below_outputs)  # before Hydra makes the run's folder
+    register("run_folder", run_folder)
     for name, resolver in project.resolvers.items():
-        register_resolver(name, _late(resolver) if isinstance(resolver, str) else resolver, replace=True)
+        register(name, _late(resolver) if isinstance(resolver, str) else resolver)
+
+
+def _as_node(resolver: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the resolver with lists as ListConfig, because OmegaConf.resolve (`--cfg job --resolve`) rejects lists."""
+
+    @wraps(resolver)  # OmegaConf reads the signature
+    def call(*values: Any, **nodes: Any) -> Any:
+        result = resolver(*values, **nodes)
+        return OmegaConf.create(result) if isinstance(result, list) else result
+
+    return call
 
 
 def _late(name: str) -> Callable[..., Any]:
