@@ -129,7 +129,8 @@ def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
     if started is not None:
         if trainer.strategy in ONE_PROCESS and started > 1:
             raise ConfigError(
-                f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp"
+                f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp; for one "
+                "process, unset RANK and WORLD_SIZE"
             )
         if hardware.num_procs not in ("auto", dist_env.local_size):
             raise ConfigError(
