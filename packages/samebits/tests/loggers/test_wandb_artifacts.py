@@ -69,6 +69,19 @@ def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest
     assert (auto_wandb_mode(), _server()) == ("online", ("my.server", 8080))
 
 
+def test_online_without_a_key_is_a_mistake_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from samebits.loggers.installed import check_installed
+
+    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"^logger\.mode=online: W&B has no API key - run"):
+        check_installed(LoggerConfig(kind="wandb", mode="online"))
+    check_installed(LoggerConfig(kind="wandb", mode="offline"))
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    check_installed(LoggerConfig(kind="wandb", mode="online"))
+
+
 @pytest.mark.parametrize("url", ["http://host:port", "http://[::1", "host:8080", "host"])
 def test_an_invalid_url_of_the_server_is_one_line_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str

@@ -181,7 +181,12 @@ def auto_wandb_mode() -> str:
             raise ConfigError(f"{where}: must be one of {', '.join(MODES)}, got {mode}")
         if mode:
             return MODES[mode.lower()]
-    return "online" if os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb_key() else "offline"
+    return "online" if has_wandb_key() else "offline"
+
+
+def has_wandb_key() -> bool:
+    """Return True if W&B has an API key or an identity token."""
+    return bool(os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb_key())
 
 
 def wandb_key() -> str | None:
