@@ -277,6 +277,7 @@ FILES = [
     row("data=h5 data.fields=null", "data.fields=None: expected a mapping, such as {x: image, y: label}"),
     row("data=h5 data.fields.x=3", "data.fields.x: expected the name of a dataset, got 3"),
     *(row(f"data=h5 data.fields.{name}=nope", f"data.fields.{name}: [...]digits.h5: /train has no 'nope' [...]") for name in "xy"),
+    row("data=h5 data.splits=train", "data.splits=train: expected a mapping, such as {train: {group: train}, val: null}"),
     row("data=parquet data.path=/nope", "data.path=/nope: no Parquet file found [...]", needs("conf/data/parquet.yaml")),
     row("data=image_folder data.path=/nope", "data.path: /nope does not exist", needs("conf/data/image_folder.yaml")),
     *(row(f"data={name} data.path=nope.h5", "data.path=TMP/nope.h5: no such file (the current directory is TMP)", needs(f"conf/data/{name}.yaml")) for name in ("tokens", "sequences")),

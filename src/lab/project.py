@@ -233,10 +233,10 @@ def about_data(node: Any) -> Iterator[None]:
         text = str(error) if key == "data" else re.sub(r"(?<![\w./-])data(?=\.[a-z])", key, str(error))
         if re.search("has no (group )?'", text) and (command := suggested_command(node)):
             text += f"; to train on it, type: {command}"
-        lacks = re.search(r"has no group '([^']+)'", text)
-        for name, part in (node.get("splits") or {}).items():
-            if lacks and isinstance(part, Mapping) and part.get("group") == lacks[1]:
-                raise ConfigError(f"{key}.splits.{name}.group: {text}") from None
+        if lacks := re.search(r"has no group '([^']+)'", text):
+            for name, part in node.splits.items():
+                if isinstance(part, Mapping) and part.get("group") == lacks[1]:
+                    raise ConfigError(f"{key}.splits.{name}.group: {text}") from None
         named = re.search(r"\bdata(\.\w+)+", text)
         if named is not None and named.start() == 0:
             raise ConfigError(text) from None
