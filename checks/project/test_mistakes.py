@@ -202,6 +202,7 @@ VALUES = [
     row("optim=lookahead optim.alpha=0", "optim.alpha: must be > 0, got 0", needs("conf/optim/lookahead.yaml")),
     row("trainer.max_epochs=1e308", "trainer.max_epochs: must be <= 1,000,000,000, got 1e+308"),
     row("hardware.num_threads=100000", "hardware.num_threads: must be <= 1,024, got 100000"),
+    row("'optim.lr={a: 1}'", "optim.lr: expected a number, got a mapping"),
     row("data.num_workers=100000", "data.num_workers: must be <= 1,024, got 100000"),
     row("name=null", "name: must be a folder below outputs/, got null"),
     row("optim.lr=nan", "optim.lr: must be >= 0, got nan"),

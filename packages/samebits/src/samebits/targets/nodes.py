@@ -323,7 +323,8 @@ def _check_types(project: Project, target: Any, keywords: dict[str, Any], key: s
         for where, wrong in _unbuilt(project, value, hints.get(name, Any), join(key, name)):
             raise ConfigError(f"{where}: {NEEDS_TARGET}, got {show(wrong)}")
         hint = _plain_part(hints.get(name, Any))
-        if hint is not None and not isinstance(value, Mapping) and not fits(value, hint, exact=True)[0]:
+        built = isinstance(value, Mapping) and "_target_" in value
+        if hint is not None and not built and not fits(value, hint, exact=True)[0]:
             items = hint if hint != hints[name] or hints[name] == ruled[name] else ruled[name]  # with limits of items
             wanted = describe(get_args(items)[0] if get_origin(items) is Annotated else items)
             raise ConfigError(f"{join(key, name)}: expected {wanted}, got {show(value)}")
