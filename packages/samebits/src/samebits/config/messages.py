@@ -90,6 +90,8 @@ def no_override(text: str | None, argv: Sequence[str] = ()) -> str:
         return f"{spaced[0]}: contains a space - write {spaced[1]}={spaced[2]}"
     if found := re.search(r"=\s*choice\((.*\bnull\b.*)\)", text or ""):
         return f"{text}: Hydra's choice() does not accept null - give the values without choice(), {found[1]}"
+    if found := re.fullmatch(r"(\S+=)~(/\S*)?", text or ""):
+        return f"{text}: the shell does not expand this ~ - write {found[1]}$HOME{found[2] or ''}"
     if text and os.path.isdir(text):  # Path.is_dir raises an error for a text that is too long for a name
         return f"{text}: is a folder, not key=value - to resume a run, give resume={text}"
     # of a number or a quote that was copied from a page
@@ -188,7 +190,9 @@ def _missing_config(error: MissingConfigException, argv: Sequence[str], conf: Pa
     group, _, option = missing.rpartition("/")
     options = sorted(error.options or yamls.options(group, argv, conf))
     if not group:
-        return one_line(error) + did_you_mean(option, yamls.options("", argv, conf))
+        files = yamls.options("", argv, conf)
+        added = " - to add a folder to conf/, use --config-dir"  # --config-path replaces conf/
+        return one_line(error) + (added if option in files else did_you_mean(option, files))
     source = re.match(r"In '([^']+)'", str(error))
     elsewhere = source and source[1] != "train" and f"={option}" not in "".join(argv)
     inside = f" (named in {source[1]}.yaml)" if source and elsewhere else ""
@@ -241,7 +245,12 @@ def _composition(
     if found := re.search(r"You must specify '([^']+)'", text):
         return f"{found[1]}: no option is chosen - set {found[1]}=... ({', '.join(text.split()[-1:])})"
     if found := re.search(r"Error merging override (.*)", text):
-        return f"{found[1].rstrip('.')}: {one_line(cause) if cause else 'invalid value'}"
+        key, _, value = found[1].rstrip(".").partition("=")
+        if isinstance(cause, TypeError):  # a list for a mapping, or a mapping for a list
+            group = key.replace(".", "/")
+            hint = f" - to choose options, write {group}={value}" if group in _groups(project.conf) else ""
+            return f"{key}: expected a {'mapping' if value.startswith('[') else 'list'}, got {value}{hint}"
+        return f"{key}={value}: {one_line(cause) if cause else 'invalid value'}"
     if not text.strip():
         return one_line(cause) if cause else None
     return one_line(error)
