@@ -30,10 +30,19 @@ WHICH_GPUS = "CUDA_VISIBLE_DEVICES=0,1 ./run ... selects GPUs, trainer=ddp hardw
 TYPED = {
     **dict.fromkeys(("devices", "device_ids", "gpus", "gpu", "gpu_ids", "gpu_id"), WHICH_GPUS),
     "accelerator": "use hardware=gpu or hardware=cpu",
+    "accumulate_grad_batches": "hardware.micro_batch_size is the number of samples that fit in memory",
     "batch_size": "trainer.global_batch_size is the number of samples of a step, over all processes",
     "pin_memory": "batches are always copied to pinned (page-locked) memory - remove it",
     "persistent_workers": "workers always persist for the whole run - remove it",
     "prefetch_factor": "batches are always prefetched - remove it",
+    **dict.fromkeys(("val_check_interval", "check_val_every_n_epoch"), "use trainer.eval_every=0.5ep"),
+    "ckpt_path": "resume=RUN continues a run, ./run evaluate RUN scores it",
+    "detect_anomaly": "use debug=anomaly",
+    "fast_dev_run": "use debug=fast",
+    "gradient_clip_val": "use trainer.clip_norm",
+    **dict.fromkeys(("limit_val_batches", "limit_test_batches"), "use trainer.max_eval_batches"),
+    "limit_train_batches": "use trainer.max_steps",
+    "overfit_batches": "use debug=overfit",
     "empty_cache": "training never empties the cache - remove it; hardware.micro_batch_size=auto saves memory",
 }
 _WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
@@ -100,24 +109,32 @@ def hints_of(what: Any, with_rules: bool = False) -> dict[str, Any]:
     return get_type_hints(what, include_extras=with_rules)
 
 
-def typed(cls: type[T], node: Any, key: str = "", moved: Mapping[str, str] = types.MappingProxyType({})) -> T:
+def typed(
+    cls: type[T],
+    node: Any,
+    key: str = "",
+    moved: Mapping[str, str] = types.MappingProxyType({}),
+    elsewhere: Sequence[str] = (),
+) -> T:
     """Return `node`, a mapping of plain values, as an instance of `cls`. Raise ConfigError if a key is unknown, missing
     or invalid.
 
-    key: the node's key; empty: the root. moved: {key in older versions: current key}, for messages.
+    key: the node's key; empty: the root. moved: {key in older versions: current key}, and elsewhere: dotted keys of the
+    whole config, for messages.
     """
     values = plain(node)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
     schema = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    elsewhere = elsewhere if key else leaves(values)
     for name in values:
         if name not in schema:
-            raise ConfigError(no_such_key(join(key, str(name)), schema, () if key else leaves(values), moved))
+            raise ConfigError(no_such_key(join(key, str(name)), schema, elsewhere, moved))
     for name in schema:
         if name not in values:
             raise ConfigError(f"{join(key, name)}: is missing - set {join(key, name)}=...")
     hints = hints_of(cls, True)  # type: ignore[arg-type]
-    return cls(**{name: _value(values[name], hints[name], join(key, name), moved) for name in schema})
+    return cls(**{name: _value(values[name], hints[name], join(key, name), moved, elsewhere) for name in schema})
 
 
 def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple[dict[str, Any], list[str], list[str]]:
@@ -259,7 +276,7 @@ def no_such_key(
     """
     prefix, _, name = key.rpartition(".")
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
-    elsewhere = [k for k in elsewhere if not k.rpartition(".")[2].startswith("_")]
+    elsewhere = [k for k in elsewhere if k != key and not k.rpartition(".")[2].startswith("_")]
     same = [k for k in elsewhere if k.rpartition(".")[2] == name]
     if key in moved:
         hint = f" - it was renamed to {moved[key]}" if moved[key] else " - it no longer exists, leave it out"
@@ -372,7 +389,7 @@ def describe(hint: Any, words: Sequence[str] = ()) -> str:
     return _WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
 
 
-def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str]) -> Any:
+def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str], elsewhere: Sequence[str]) -> Any:
     rule = Rule()
     if get_origin(hint) is Annotated:
         hint, rule = get_args(hint)
@@ -390,7 +407,7 @@ def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str]) -> Any:
         raise ConfigError(f"{key}: expected {wanted}, got {show(value)}{_says(rule)}")
     for member in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         if is_dataclass(member) and out is not None:
-            return typed(member, value, key, moved)  # type: ignore[arg-type]
+            return typed(member, value, key, moved, elsewhere)  # type: ignore[arg-type]
     if isinstance(out, str) and rule.interval:
         check_interval(out, key)
     if isinstance(out, str) and rule.duration:
