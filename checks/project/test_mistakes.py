@@ -161,6 +161,7 @@ NO_EFFECT = [
         for shows in ("--cfg job", "--cfg=job", "-c job", "--help", "-h", "--info")
         for resume in ("resume=outputs/run", "resume=auto")
     ),
+    *(row(f"{more}hydra.job.chdir=true", "hydra.job.chdir=true: a run does not change the working directory - remove it") for more in ("", "-m seed=1,2 ")),
     row("hydra.job.name=x", "hydra.job.name=x: has no effect - set name=..., the folder of the run below outputs/, or remove it"),
     row("-m hydra.job.name=x seed=1,2", "hydra.job.name=x: has no effect - [...]"),
     experiment(SWEPT, "hydra.sweeper.params: in a yaml, only for a multirun - add -m, or hydra.mode=RUN for a run without them"),

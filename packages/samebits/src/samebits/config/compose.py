@@ -349,7 +349,10 @@ def check_used(conf: Path, cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def check_job_name(cfg: DictConfig, hydra: Any) -> None:
-    """Raise ConfigError for hydra.job.name=... on the command line, unless a value refers to it."""
+    """Raise ConfigError for hydra.job.name=... on the command line, unless a value refers to it, and for
+    hydra.job.chdir, because printed paths would not be valid in the user's shell."""
+    if hydra.job.chdir:
+        raise ConfigError("hydra.job.chdir=true: a run does not change the working directory - remove it")
     typed = plain(hydra.overrides.hydra, resolve=False)
     given = next((text for text in typed if text.lstrip("+").startswith("hydra.job.name=")), None)
     if given is not None and "job.name}" not in f"{plain(cfg, resolve=False)}{plain(hydra, resolve=False)}":
