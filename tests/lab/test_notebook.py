@@ -59,6 +59,17 @@ def test_mistakes_are_config_errors_of_one_line(overrides: list[str], said: str)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_a_notebook_prints_one_line_for_a_mistake(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    """IPython prints what _render_traceback_ returns."""
+    monkeypatch.setenv("LAB_TRACEBACK", "1" if full else "")
+    with pytest.raises(ConfigError) as caught:
+        raise ConfigError("no key") from KeyError("key")
+    lines = caught.value._render_traceback_()
+    assert (lines == ["ConfigError: no key"]) is not full
+    assert any("KeyError" in line for line in lines) is full
+
+
 @pytest.mark.slow
 def test_fit_is_the_run_of_the_command(run_dir: Path, tmp_path: Path) -> None:
     other = start_run(tmp_path / "run", *SHORT)

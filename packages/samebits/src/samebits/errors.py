@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import traceback
@@ -41,6 +42,11 @@ def translate_arguments(arguments: Sequence[str], renamed: Mapping[str, str]) ->
 
 class ConfigError(ValueError):
     """A mistake of the user: one line that names the key or file, the value and the remedy."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook prints: as in a command, the traceback only if LAB_TRACEBACK=1 is set."""
+        full = os.environ.get("LAB_TRACEBACK") == "1"
+        return traceback.format_exception(self) if full else [f"{type(self).__name__}: {self}"]
 
 
 class Cancelled(ConfigError):
