@@ -372,7 +372,8 @@ def without_sentences(text: str, told: re.Pattern[str]) -> str:
                 kept.append(f"{begin}{rest.rstrip()}\n")
             elif not following.startswith("\n"):  # of two blank lines, one is left
                 kept.append("\n" * begin.count("\n"))
-    return re.sub(r"```\w*\n```\n+", "", "".join(kept))
+    # of a block without lines, and of the colon before it
+    return re.sub(r":?\n+```\w*\n```\n+", lambda m: "." * m[0].startswith(":") + "\n\n", "".join(kept))
 
 
 # -- the new name ----------------------------------------------------------------------------------------------------

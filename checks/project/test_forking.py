@@ -302,8 +302,8 @@ def check_trace(tools: Any, folder: Path, made: dict[str, bytes], before: set[st
     gone = (deleted | {"benchmarks", "notebooks"}) - {Path(name).stem for name in made}
     # words that have another meaning, too; `named_there` below finds the files and options of these parts
     gone -= {
-        "clip", "color", "columns", "curves", "generation", "language", "mae", "mixed", "onnx", "parts", "renamed",
-        "retrieval", "sequences", "streaming", "tokens", "views",
+        "clip", "color", "columns", "curves", "energy", "generation", "language", "mae", "mixed", "onnx", "parts",
+        "renamed", "retrieval", "sequences", "streaming", "summary", "tokens", "views", "waits",
     }  # fmt: skip
     assert {"byol", "autoencoder", "token_buckets", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
     named = re.compile(rf"(?<![\w.-])({'|'.join(gone)})(?![\w-])")
@@ -328,6 +328,9 @@ def check_trace(tools: Any, folder: Path, made: dict[str, bytes], before: set[st
             left += [ln for ln in text.splitlines() if named_there.search(ln) and not any(one in ln for one in known)]
         found |= {name: left} if left else {}
         assert "template only" not in text, name
+        if name.endswith(".md"):  # a colon leads to code, a file's name, a list, a table or a formula
+            leads_to = r"`[^`\n]+`:\n|```|[-|>!<]|\d+\. |    |sparsity\(t\)"
+            assert re.findall(rf"^[^#\n].*:\n\n(?!{leads_to})", text, re.MULTILINE) == [], name
         if name.endswith(".md"):
             assert "sweeper=optuna" not in text, name
     assert not found, "\n".join(f"{name}: {line}" for name, lines in found.items() for line in lines)
