@@ -14,7 +14,7 @@ import torch
 from common import QUICK, needs
 from torch import nn
 
-import lab.callbacks.summary
+import lab.callbacks.base
 import lab.tasks.supervised
 from lab.callbacks.base import Callback
 from lab.config import Config
@@ -131,7 +131,7 @@ def test_a_step_that_changes_the_host_is_refused(
 class Turning(Callback):
     """A callback that changes what a step looks at."""
 
-    __module__ = "lab.callbacks.summary"
+    __module__ = "lab.callbacks.base"
 
     def on_eval(self, state: Any, scores: Any) -> None:
         state.task.criterion.label_smoothing = 0.2 if state.step == 6 else 0.0
@@ -140,9 +140,9 @@ class Turning(Callback):
 def test_what_a_callback_changes_is_captured_anew(
     tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lab.callbacks.summary, "Turning", Turning, raising=False)
+    monkeypatch.setattr(lab.callbacks.base, "Turning", Turning, raising=False)
     run = start_run(
-        tmp_path, *SMALL, "+callback.turning={_target_: lab.callbacks.summary.Turning}", "trainer.eval_every=3"
+        tmp_path, *SMALL, "+callback.turning={_target_: lab.callbacks.base.Turning}", "trainer.eval_every=3"
     )
     assert RecordedGraph.made == 3  # at step 4, after the evaluation at step 6, after that at step 9
     assert metrics(run)[-1]["step"] == 12
