@@ -141,9 +141,14 @@ def test_an_edit_in_the_second_of_the_commit_is_in_the_patch(project: Path) -> N
 
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
-def test_an_edit_that_git_was_told_to_ignore_is_in_the_patch(project: Path, home: Path, flag: str) -> None:
-    file = project / "src/lab/loop.py"
-    git(project, "update-index", flag, "src/lab/loop.py")
+@pytest.mark.parametrize("name", ["src/lab/loop.py", "conf/model/own.yaml"])
+def test_an_edit_that_git_was_told_to_ignore_is_in_the_patch(project: Path, home: Path, name: str, flag: str) -> None:
+    file = project / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("committed\n")
+    git(project, "add", name)
+    git(project, "commit", "-qm", "y")
+    git(project, "update-index", flag, name)
     assert surroundings(project).environment["git_dirty"] is False
     file.write_text("changed\n")
     known = surroundings(project)

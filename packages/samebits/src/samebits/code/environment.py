@@ -245,7 +245,8 @@ def _status(root: Path) -> tuple[str | None, tuple[bytes, ...] | None]:
 
 
 def _names(root: Path, entries: tuple[bytes, ...]) -> tuple[list[str], list[str]]:
-    """Return (new files, files of code in git whose edits git was told to ignore: assume-unchanged, skip-worktree).
+    """Return (new files, files in git whose edits git was told to ignore: assume-unchanged, skip-worktree; only of code
+    and conf/).
 
     New files are not in git and not ignored. In folders of code only the project's own ignore rules count, not the
     user's. entries: of `_status`."""
@@ -253,8 +254,9 @@ def _names(root: Path, entries: tuple[bytes, ...]) -> tuple[list[str], list[str]
     if any(entry.startswith(b"? ") for entry in entries):
         found = git(root, "ls-files", "--others", "-z", "--exclude-standard")
     tracked_and_new = ("-v", "--cached", "--others", "--exclude-per-directory=.gitignore")
-    tags = git(root, "ls-files", "-z", *tracked_and_new, "--", *CODE).split(b"\0")
-    found += b"".join(tag[2:] + b"\0" for tag in tags if tag.startswith(b"? "))
+    tags = git(root, "ls-files", "-z", *tracked_and_new, "--", *CODE, "conf").split(b"\0")
+    # a new file of conf/ that its user hides from git may contain secrets; config.yaml has the values of the run
+    found += b"".join(tag[2:] + b"\0" for tag in tags if tag.startswith(b"? ") and not tag.startswith(b"? conf/"))
     new = [os.fsdecode(name) for name in dict.fromkeys(found.split(b"\0")) if name]
     unseen = {os.fsdecode(tag[2:]): tag[:1] for tag in tags if tag[:1].islower() or tag[:1] == b"S"}
     # a sparse checkout lacks files with skip-worktree
