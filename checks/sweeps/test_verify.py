@@ -86,6 +86,15 @@ def test_its_first_steps_are_compared_alone(whole: Path, tmp_path: Path, capfd: 
     assert "--steps 12: continues to step 20, where the run saved its weights" in capfd.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_again")
+def test_the_second_run_may_stop_at_a_step_with_an_evaluation_only(tmp_path: Path) -> None:
+    """There the first run has saved the best weights, and no checkpoint was due."""
+    run = start_run(tmp_path / "run", *RUN, "trainer.keep_best=4")
+    found = recompute.verify(PROGRAM, run, 12, recompute.HERE)
+    assert (found.equal, found.weights, found.steps) == (True, True, 12), found
+
+
 def test_a_run_without_checkpoints_has_nothing_to_compare(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(ConfigError, match=r"has no checkpoint, so no weights can be compared; resume it"):
