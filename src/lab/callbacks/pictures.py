@@ -49,7 +49,7 @@ class Pictures(Callback):
 
     def on_eval(self, state: Any, scores: dict[str, float]) -> None:
         """Log the images."""
-        kept = self.kept or {}
+        kept = dict(self.kept or {})
         if overrides(self.task, "sample"):
             samples = generate_samples(state, self.run, self.count)
             kept |= {f"val/{name}": value for name, value in samples.items()}
