@@ -175,7 +175,7 @@ def test_errors_name_file_field_and_remedy(path: Path) -> None:
         file["short"], file["one"], file["void"] = np.zeros(3), 1.0, h5py.Empty("f4")
         file["table"] = np.zeros(200, dtype=[("a", "i4"), ("b", "f4")])
         file["gone"] = h5py.ExternalLink("nowhere.h5", "/x")
-        file["sub/x"] = np.zeros(200)
+        file["sub/x"], file["kind"] = np.zeros(200), np.dtype("f4")
         layout = h5py.VirtualLayout((200,), "f4")
         layout[:] = h5py.VirtualSource("missing.h5", "x", (200,))
         file.create_virtual_dataset("virtual", layout)
@@ -192,6 +192,7 @@ def test_errors_name_file_field_and_remedy(path: Path) -> None:
         "virtual": "source missing.h5 is missing",
         "long": "no tensor supports",
         "mm": r"no 'mm' \(fields.x\)",
+        "kind": "is a named type, not a dataset; (?!did you mean 'kind')",
     }.items():
         with pytest.raises(ConfigError, match=message) as error:
             Dataset(str(path), {"mapped": "m", "x": name}, "all", ROOT, external="allow")

@@ -143,5 +143,6 @@ def _choices(group: h5py.Group, wanted: str) -> str:
             break
     names = [line.split(" ")[0] for line in there]
     groups = [str(name) for name in group] if len(group) < 1000 else []
-    near = difflib.get_close_matches(wanted.strip("/"), [*names, *groups], n=1, cutoff=0.5)
+    others = {*names, *groups} - {wanted}  # a named type is there, but is not a field
+    near = difflib.get_close_matches(wanted.strip("/"), others, n=1, cutoff=0.5)
     return f"{f'did you mean {near[0]!r}? It' if near else 'it'} contains: {'; '.join(there) or 'no datasets'}"
