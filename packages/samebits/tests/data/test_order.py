@@ -71,6 +71,12 @@ def test_epochs_fit_the_batch() -> None:
         TrainPlan(whole_batches(range(10), seed=0, batch_size=4), 3, [3], 0, 1, start=0)
 
 
+@pytest.mark.parametrize("sizes", [(8, [3], 0, 2), (9, [4], 0, 2), (8, [4], 2, 2), (8, [4], -1, 2)])
+def test_shares_that_do_not_make_a_batch_are_refused(sizes: tuple) -> None:
+    with pytest.raises(ConfigError, match="the batch must be num_ranks times the sum of micro_sizes"):
+        TrainPlan(sequential(range(8), seed=0), *sizes, start=0)
+
+
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_all_permutations_are_equally_likely(size: int) -> None:
     draws = 30_000

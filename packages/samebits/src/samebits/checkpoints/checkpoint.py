@@ -248,7 +248,9 @@ def format_keys(keys: list[str]) -> str:
 class Checkpoints:
     """Save, load and delete the checkpoints of one run: the two newest, last_<step>, and the best ones, best_<step>.
 
-    Each is a .pt file, or for a sharded model a .dcp directory. A payload names the best ones that are kept.
+    Each is a .pt file, or for a sharded model a .dcp directory.
+
+    directory: an existing folder. A payload has the keys KEYS; its "best" is a list of [score, step].
 
     world: the ranks of the run that writes here; None for read-only use. save_async: write in the background: a save
     returns when the payload is copied, and a thread writes the copy; the next save and `wait` wait for it. saved: a
@@ -281,7 +283,7 @@ class Checkpoints:
         self._save("best", payload)
 
     def _save(self, kind: str, payload: dict[str, Any]) -> None:
-        assert self.world is not None
+        assert self.world is not None, "Checkpoints(directory) only reads: give the world of the ranks that save"
         began = time.monotonic()
         is_sharded = any(is_dtensor(value) for value in payload["model"].values())
         payload = dict(payload)

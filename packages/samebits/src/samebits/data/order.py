@@ -157,16 +157,18 @@ class TrainPlan:
     """The plan of training: the micro-batches of this rank, from the step that begins with sample id `start`. The
     sequence never ends.
 
-    A step has sum(micro_sizes) * num_ranks = global_batch_size samples. Raise ConfigError if epochs do not end with a
-    batch."""
+    A step has sum(micro_sizes) * num_ranks = global_batch_size samples. Raise ConfigError for other sizes, and if
+    epochs do not end with a batch."""
 
     def __init__(
         self, order: Order, global_batch_size: int, micro_sizes: list[int], rank: int, num_ranks: int, start: int
     ) -> None:
         share = global_batch_size // num_ranks
-        assert share * num_ranks == global_batch_size
-        assert sum(micro_sizes) == share
-        assert 0 <= rank < num_ranks
+        if share * num_ranks != global_batch_size or sum(micro_sizes) != share or not 0 <= rank < num_ranks:
+            raise ConfigError(
+                f"TrainPlan: {global_batch_size=}, {micro_sizes=}, {rank=}, {num_ranks=}: the batch must be num_ranks "
+                "times the sum of micro_sizes, and rank a number from 0 to num_ranks - 1"
+            )
         self.order, self._global_batch_size, self._share = order, global_batch_size, share
         self._begins = [0, *np.cumsum(micro_sizes).tolist()]
         self.max_rows = max(micro_sizes)
