@@ -60,16 +60,17 @@ begin() { # project digest
   find .remote -maxdepth 1 -name copying -mmin +60 -exec rmdir {} + # its connection was lost
   mkdir .remote/copying 2>/dev/null || fail "$name:$folder: another ./run remote is copying; repeat the command later." \
     "If there is none: ssh $name rmdir $folder/.remote/copying"
+  trap release EXIT # unless the caller gets the last line: the connection may be lost before
   for id in $(runs); do
     case $(state "$id") in
     running*) echo "running $id" ;;
     *) [ ! -e ".remote/runs/$id/shown" ] || continue ;;
     esac
-    [ "${id##*-}" != "$2" ] || { release && echo "attach $id" && return; }
+    [ "${id##*-}" != "$2" ] || { echo "attach $id" && return; }
   done
-  jobs=$(batch_jobs "") || { release && exit 3; }
+  jobs=$(batch_jobs "") || exit 3
   [ -z "$jobs" ] || echo "running a job in SLURM's queue"
-  echo "commit $(cat .remote/commit 2>/dev/null)"
+  echo "commit $(cat .remote/commit 2>/dev/null)" && trap - EXIT
 }
 
 release() { rmdir .remote/copying 2>/dev/null || :; }

@@ -269,6 +269,23 @@ def test_commands_are_copied_one_after_the_other(there: There) -> None:
     assert not lock.exists()
 
 
+def test_a_connection_that_is_lost_while_a_command_begins_leaves_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "lab/.remote/runs").mkdir(parents=True)
+    (tmp_path / "lab/.remote/project").write_text("lab\n")
+    squeue, lock = tmp_path / "squeue", tmp_path / "lab/.remote/copying"
+    squeue.write_text(f"#!/bin/sh\nuntil [ -e {shlex.quote(str(tmp_path))}/go ]; do sleep 0.1; done\n")
+    squeue.chmod(0o755)
+    script = "mark=mark\nset -- box lab begin lab digest\n" + (ROOT / "tools/remote.sh").read_text()
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(["bash", "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as begins:
+        assert begins.stdout is not None
+        assert begins.stdout.readline() == "mark\n"
+        wait_for(lock.exists, seconds=30)
+        begins.stdout.close()
+        (tmp_path / "go").touch()
+    assert not lock.exists()
+
+
 SQUEUE = """#!/bin/sh
 if [ -e {folder}/down ]; then echo "slurm_load_jobs error" >&2; exit 1; fi
 case "$*" in *%j*) sed 's/|/|s|/' {folder}/queue;; *) cat {folder}/queue;; esac
