@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from common import QUICK
-from writes import Attempt, attempt
+from writes import Attempt, _wait_for_group, attempt
 
 import lab.loop
 from lab.callbacks.base import Callback
@@ -163,3 +164,15 @@ def test_killed_at_any_write_it_ends_as_undisturbed(case: Case, kills: int | Non
         for number, write in enumerate(dice.sample(numbers, kills) if kills else numbers):
             again = [dice.randrange(len(writes) // 2)] if number % 3 == 2 else []  # and so is the run that goes on
             case.equals_killed_at(write, *again, after=after)
+
+
+def test_a_zombie_holds_no_lock() -> None:
+    """The process 1 of some containers reaps no orphan, so that it stays in its group."""
+    if (child := os.fork()) == 0:
+        os.setsid()
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended and is not reaped
+    began = time.monotonic()
+    _wait_for_group(child)
+    os.waitpid(child, 0)
+    assert time.monotonic() - began < 10
