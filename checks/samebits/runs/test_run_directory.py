@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -339,6 +340,17 @@ def test_a_new_run_on_a_full_disk_is_one_line_and_leaves_nothing(small_disk: Pat
     with pytest.raises(ConfigError, match=r"run: cannot be written: No space left on device$"):
         start_run(small_disk / "run", *QUICK, "trainer.max_steps=2")
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
+def test_a_copy_that_fails_names_its_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full TMPDIR, to which git's index is copied."""
+
+    def copy(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/source", None, "/destination")
+
+    monkeypatch.setattr("samebits.process.parent.fill_directory", copy)
+    with pytest.raises(ConfigError, match=r"^/destination: cannot be written: No space left on device$"):
+        start_run(tmp_path / "run", *QUICK, "trainer.max_steps=2")
 
 
 @pytest.mark.slow

@@ -92,8 +92,9 @@ def start(
                 fill_directory(program, run_dir, cfg, overrides)
             except OSError as error:  # a full disk
                 empty_directory(run_dir, keep=foreign)
-                elsewhere = error.filename and run_dir not in Path(os.fsdecode(error.filename)).parents
-                place = error.filename if elsewhere else f"hydra.run.dir={run_dir}"
+                file = error.filename2 or error.filename  # of a copy: the destination
+                elsewhere = file and run_dir not in Path(os.fsdecode(file)).parents
+                place = file if elsewhere else f"hydra.run.dir={run_dir}"
                 raise ConfigError(f"{place}: cannot be written: {error.strerror or error}") from error
         keep_versions(run_dir, versions)
         for line in keep_files(program.root, run_dir, cfg, begins=not has_trained(run_dir)):
