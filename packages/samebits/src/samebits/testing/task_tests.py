@@ -130,6 +130,15 @@ class TaskTests:
         killed = broken_off(tmp_path / "killed", monkeypatch, kills, *small)
         assert_undisturbed(killed, self.undisturbed(tmp_path_factory, small))
 
+    def monitored(self, folder: Path) -> list[float]:
+        """Return the logged values of `monitor`. Raise AssertionError if there are none."""
+        found = values(folder, f"train/{self.monitor}")
+        assert found, (
+            f"train/{self.monitor} is not logged: with several optimizers, set `monitor` of the test to one of their "
+            f"losses ({type(self).__name__}.monitor = 'critic/loss')"
+        )
+        return found
+
     def check_terms(self, folder: Path) -> None:
         """Assert that every loss is in every log, in every evaluation and in the final scores."""
         logs, evaluations = (-(-self.steps // every) for every in (3, 4))
@@ -156,7 +165,7 @@ class TaskTests:
         ways = (f"hardware.precision={precision}", "trainer.non_finite=skip")
         folder = start_run(tmp_path, *small, *ways, *(() if self.needs_global_batch else WAYS["micro-batches"]))
         assert steps == list(range(self.steps))
-        half, full = (values(one, f"train/{self.monitor}") for one in (folder, straight))
+        half, full = self.monitored(folder), self.monitored(straight)
         apart, learned = max(abs(a - b) for a, b in zip(half, full, strict=True)), max(full) - min(full)
         assert apart <= self.half_precision * learned, f"train/{self.monitor}: {precision} {half}, fp32 {full}"
         held = last_checkpoint(folder)["model"].values()
@@ -269,7 +278,7 @@ class TaskTests:
         own = [option for option in SMALL if not option.startswith(("trainer.", "logger"))]
         steps = (f"trainer.max_steps={self.overfit_steps}", "trainer.log_every=1")
         folder = start_run(tmp_path, *own, *run, "debug=overfit", *steps, *self.overfit_with)
-        seen = values(folder, f"train/{self.monitor}")
+        seen = self.monitored(folder)
         last, limit = sum(seen[-5:]) / 5, self.overfits_to * seen[0]
         assert last > limit if self.rises else last < limit, (
             f"train/{self.monitor} is {last:.4g} at the end, but must be {'above' if self.rises else 'below'} "

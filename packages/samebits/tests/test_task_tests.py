@@ -1,0 +1,24 @@
+"""TaskTests names the attribute that a task with several optimizers must set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from samebits.testing import TaskTests
+
+
+class Gan(TaskTests):
+    loss_names = ("real",)
+
+
+def test_a_task_with_several_optimizers_must_name_its_losses(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 3, "train/critic/loss": 0.5}) + "\n")
+    with pytest.raises(AssertionError, match=r"^train/loss is not logged: .*\(Gan\.monitor = 'critic/loss'\)$"):
+        Gan().monitored(tmp_path)
+    with pytest.raises(AssertionError, match=r"^train/loss is not logged 4 times: .*Gan\.logged = "):
+        Gan().check_terms(tmp_path)
+    Gan.monitor = "critic/loss"
+    assert Gan().monitored(tmp_path) == [0.5]
