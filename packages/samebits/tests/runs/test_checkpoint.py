@@ -450,6 +450,18 @@ def test_a_run_stands_for_its_best_or_newest_weights(tmp_path: Path) -> None:
     assert content["step"] == 6
 
 
+def test_a_checkpoint_of_another_user_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_with(tmp_path / "a", last_8=payload(8))
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "last_000000008.pt")
+
+    monkeypatch.setattr("samebits.checkpoints.integrity.zipfile.ZipFile", refused)
+    for given in (run, run / "checkpoints/last_000000008.pt"):
+        with pytest.raises(ConfigError, match=r"Permission denied: 'last_000000008\.pt'$"):
+            find_checkpoint(given)
+
+
 def test_a_run_in_parts_is_read_as_far_as_weights(tmp_path: Path) -> None:
     run = run_with(tmp_path / "a", last_8_dcp=payload(8, best=[[0.2, 4]]), best_4_dcp=payload(4))
     for given in (run, run / "checkpoints/best_000000004.dcp"):

@@ -23,7 +23,7 @@ from samebits.checkpoints.background import Background, Copies
 from samebits.checkpoints.integrity import WHOLE, RankShare, check_zip, disk_error, load_verified, reading
 from samebits.checkpoints.shard_plan import SavePlan
 from samebits.checkpoints.shared_weights import WEIGHTS, SharedWeights, with_shared
-from samebits.errors import ConfigError, CorruptFileError, RunFailed
+from samebits.errors import ConfigError, CorruptFileError, RunFailed, mistakes_of
 from samebits.files import sync_folder
 from samebits.saved import CONFIG, check_run_dir
 from samebits.schema import misfits
@@ -441,11 +441,12 @@ def remove_leftovers(directory: Path) -> None:
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
+@mistakes_of(OSError)
 def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return (path of a checkpoint, its payload with the weights).
 
     path: a checkpoint, or a run directory. In a run directory, find the best checkpoint; if there is none, the newest.
-    Raise ConfigError if there is no checkpoint, CorruptFileError if it is damaged.
+    Raise ConfigError if there is no checkpoint, or you may not read it, CorruptFileError if it is damaged.
     """
     if path.is_file() or path.suffix == sharded.SUFFIX:
         above = path.absolute().parents[1]
