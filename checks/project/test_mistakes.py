@@ -138,6 +138,8 @@ SYNTAXES = [
     row("optim.lr=1e\N{MINUS SIGN}3", "optim.lr=1e\N{MINUS SIGN}3: '\N{MINUS SIGN}' is MINUS SIGN - type the sign of the keyboard, or quote the text, 'key=\"...\"'"),
     row("--package optim", "--package optim: has no effect without --cfg job - add it, or remove --package"),
     row("--lr=3", "unrecognized arguments: --lr=3 - write values as key=value, without dashes; see --help"),
+    row("optim.schedule=linear", "optim.schedule=linear: a group inside a group has a slash - write optim/schedule=linear"),
+    row("-m data.order=first,shuffled", "data.order=first,shuffled: a group inside a group has a slash - write data/order=first,shuffled"),
     row("data.path=~/a.h5", "data.path=~/a.h5: the shell does not expand this ~ - write data.path=$HOME/a.h5"),
     row("--config-path TMP", "Cannot find primary config 'train'. Check that it's in your config search path - to add a folder to conf/, use --config-dir"),
     row("'model.hidden={a: 1}'", "model.hidden: expected a list, got {a: 1}"),

@@ -151,6 +151,10 @@ def check_bare(argv: Sequence[str], conf: Path) -> None:
     keys.
     """
     groups = [path.relative_to(conf).parts for path in sorted(conf.rglob("*")) if any(path.glob("*.yaml"))]
+    for key, _, value in (argument.partition("=") for argument in argv):
+        inner = key.replace(".", "/")
+        if "." in key and (*key.split("."),) in groups and {*value.split(",")} <= {*options(inner, argv, conf)}:
+            raise ConfigError(f"{key}={value}: a group inside a group has a slash - write {inner}={value}")
     for name, file, content in composed(argv, conf):
         for again in (folder / f"{name}.yaml" for folder in folders(argv, conf)):
             if again.is_file() and not again.samefile(file):
