@@ -63,7 +63,7 @@ def test_both_libraries_find_the_same_memory(tmp_path: Path) -> None:
     found = set()
     cases = itertools.product(kinds, ["max", "5000", "900000"], ["max", "3000"], ["MemAvailable", "MemFree"])
     for number, (kind, outer, inner, known) in enumerate(cases):
-        proc, mount = tmp_path / str(number) / "proc", tmp_path / str(number) / "groups"
+        proc, mount = tmp_path / str(number) / "proc", tmp_path / str(number) / "control groups"
         group, limit, use, pages = kinds[kind]
         for folder, most in ((mount / "a", outer), (mount / "a/b", inner)):
             folder.mkdir(parents=True)
@@ -72,7 +72,7 @@ def test_both_libraries_find_the_same_memory(tmp_path: Path) -> None:
             (folder / "memory.stat").write_text(f"anon 500\n{pages} 1000\n")
         (proc / "self").mkdir(parents=True)
         (proc / "self/cgroup").write_text(group)
-        (proc / "self/mountinfo").write_text(f"26 1 0:24 / {mount} rw - {kind}\n")
+        (proc / "self/mountinfo").write_text("26 1 0:24 / {} rw - {}\n".format(str(mount).replace(" ", r"\040"), kind))
         (proc / "meminfo").write_text(f"{known}: 4 kB\n")
         assert h5rows.reading.memory.available(proc) == available_memory(proc)
         found.add(available_memory(proc))

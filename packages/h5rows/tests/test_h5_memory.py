@@ -129,7 +129,7 @@ def test_what_is_free_is_within_the_limits_of_containers(
     (tmp_path / "self").mkdir()
     (tmp_path / "meminfo").write_text("MemTotal: 64000000 kB\nMemFree: 90000 kB\nMemAvailable: 40000000 kB\n")
     (tmp_path / "self/cgroup").write_text(group)
-    (tmp_path / "self/mountinfo").write_text(mounts.format(tmp_path / "groups"))
+    (tmp_path / "self/mountinfo").write_text(mounts.format(str(tmp_path / "groups").replace(" ", r"\040")))
     if names:
         (tmp_path / "groups/a/b").mkdir(parents=True)
         (tmp_path / "groups/a" / names["limit"]).write_text(f"{limit}\n")

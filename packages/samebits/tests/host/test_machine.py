@@ -134,11 +134,12 @@ def test_on_a_cpu() -> None:
 def test_the_memory_limit_is_the_smallest_of_all_levels(
     tmp_path: Path, limits: tuple[str, ...], expected: int | None
 ) -> None:
-    folder = tmp_path / "cgroup"
+    folder = tmp_path / "control groups"
     for name, limit in zip(("job", "."), limits):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "self").mkdir()
     (tmp_path / "self/cgroup").write_text("0::/job\n")
-    (tmp_path / "self/mountinfo").write_text(f"1 0 0:1 / {folder} rw - cgroup2 cgroup2 rw\n")
+    place = str(folder).replace(" ", r"\040")  # as Linux writes it
+    (tmp_path / "self/mountinfo").write_text(f"1 0 0:1 / {place} rw - cgroup2 cgroup2 rw\n")
     assert memory_limit(tmp_path) == expected

@@ -26,7 +26,7 @@ def process(tmp_path: Path, mounts: str, groups: str, limits: dict[str, str], ro
     proc.mkdir(parents=True)
     mount.mkdir()
     (proc / "cgroup").write_text(groups)
-    (proc / "mountinfo").write_text(mounts.format(root=root, mount=mount))
+    (proc / "mountinfo").write_text(mounts.format(root=root, mount=str(mount).replace(" ", r"\040")))
     for name, text in limits.items():
         (mount / name).parent.mkdir(parents=True, exist_ok=True)
         (mount / name).write_text(text)

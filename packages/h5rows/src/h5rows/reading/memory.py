@@ -55,7 +55,8 @@ def _groups(process: Path) -> Iterator[tuple[int, Path]]:
     """Yield (version, folder) of the control groups that may limit the process's memory, innermost first."""
     try:
         groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        mounts = [line.split(" ") for line in (process / "mountinfo").read_text().splitlines()]
+        lines = (process / "mountinfo").read_text().splitlines()
+        mounts = [[word.replace(r"\040", " ") for word in line.split(" ")] for line in lines]
     except OSError:  # not Linux
         return
     for mount in mounts:
