@@ -264,6 +264,7 @@ VALUES = [
     row("optim.schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau", "optim.schedule._target_: torch.optim.lr_scheduler.ReduceLROnPlateau changes an optimizer itself; a schedule here is a class that is called with (step, total_steps) [...]"),
     row("task.criterion._target_=torch.nn.CrossEntropyLoss", "task.criterion._target_: torch.nn.CrossEntropyLoss takes (output, target), but it is called with (output, batch) [...]/squared_error.py"),
     row("+task.metrics.f1._target_=torch.nn.L1Loss", "task.metrics.f1._target_: torch.nn.L1Loss takes (output, target), but it is called with (output, batch) [...]/absolute_error.py"),
+    row("model._target_=vision.models.resnet18", "model._target_: vision.models.resnet18 is not allowed ([...]) - add its library to `allowed` in src/lab/project.py"),
     row("optim._partial_=false", "optim._partial_: must be true - the run adds params itself"),
     row("data.order._partial_=false", "data.order._partial_: must be true - the run adds dataset and seed itself"),
 ]  # fmt: skip

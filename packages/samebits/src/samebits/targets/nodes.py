@@ -199,7 +199,9 @@ def _check_renamed(project: Project, path: str, where: str, allowed: Sequence[st
     first, _, rest = path.partition(".")
     renamed = f"{project.package}.{rest}"
     if _below(renamed, allowed) and importlib.util.find_spec(first) is None:
-        raise ConfigError(f"{where}: {path}: there is no package {first!r} - did you mean {renamed}?")
+        with contextlib.suppress(ImportError, AttributeError):
+            pkgutil.resolve_name(renamed)
+            raise ConfigError(f"{where}: {path}: there is no package {first!r} - did you mean {renamed}?")
 
 
 def _walked(root: Path, path: str, where: str, into_classes: bool) -> Any:
