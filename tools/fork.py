@@ -43,7 +43,7 @@ ENGINE = "packages/"
 README_INTRO = re.compile(r"\A.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Files in which the package is not renamed: the libraries, the tools, and pages about the template or its history.
 VERBATIM = (ENGINE, "vendor/", "tools/", "docs/fork.md", "docs/remote_data.md", "CHANGELOG.md", "LICENSE")
-SAVED_TARGET = r'(?![\w.]*": )'  # not the keys of `moved` in project.py: import paths that saved configs have
+SAVED_TARGET = r'(?![\w.]*": "\w+\.)'  # not the keys of `moved` in project.py: import paths that saved configs have
 FORGETTING = ("project.py", "builders.py")  # in these and in src/*.py, lines that name a deleted module are deleted
 ANSWERS = ".copier-answers.yml"
 

@@ -203,6 +203,15 @@ def test_no_yaml_mentions_a_part_that_is_left_out(tools: Any, tmp_path: Path) ->
             assert all(re.match(r"# ([A-Z]|\./run|  )", line) for line in cut), cut  # no half sentence is left
 
 
+def test_only_the_keys_of_old_import_paths_keep_the_old_name(tools: Any, tmp_path: Path) -> None:
+    (tmp_path / "src/lab").mkdir(parents=True)
+    shutil.copy(ROOT / "src/lab/project.py", tmp_path / "src/lab")
+    tools.rename(tmp_path, "mine")
+    before, moved = (tmp_path / "src/mine/project.py").read_text().split("    moved={\n")
+    assert not re.search(r"\blab\b", before)
+    assert '"lab.": "mine."' in moved
+
+
 def test_only_leaves_out_all_parts_but_these_and_what_they_need(tools: Any) -> None:
     tracked = tools.tracked(ROOT)
     assert tools.left_out([], [], tracked) == [*tools.PARTS]
