@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from h5rows.integration import without_views
 from lab.datasets.columns import (
     Columns,
     TableRows,
@@ -323,6 +322,17 @@ class Files:
 def arrow_schema(meta: Any) -> Any:
     """Return the arrow schema of the tables that `Files.read` returns. meta: a file's metadata."""
     return without_views(meta.schema.to_arrow_schema().empty_table()).schema
+
+
+def without_views(table: Any) -> Any:
+    """Return an arrow table with large strings in place of string views, for which pyarrow lacks some functions."""
+    import pyarrow as pa
+
+    for k, field in enumerate(table.schema):
+        if str(field.type) == "string_view":
+            kind = pa.large_string()
+            table = table.set_column(k, field.with_type(kind), table.column(k).cast(kind))
+    return table
 
 
 def open_files(path: str | Sequence[str]) -> Files:

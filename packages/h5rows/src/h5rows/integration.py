@@ -17,7 +17,6 @@ arguments are keys of `data`.
     files_of, open_h5, open_field, Fixed          files, and one field of them; ChunkCache: its decoded chunks
     fetch                                         download all remote files
     PackOptions, open_source, FileSource          a source of samples as `pack` reads it
-    without_views                                 an arrow table without views, which pyarrow cannot compute with
     keep_interrupts                               for the main program: no Ctrl-C is lost while HDF5 writes
     run, proposal, calling                        the command, its summary of a packed file, its name in messages
 """
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from h5rows.dataset import first_non_finite as first_non_finite
     from h5rows.importers import open_source as open_source
     from h5rows.importers.files import FileSource as FileSource
-    from h5rows.importers.table_groups import without_views as without_views
     from h5rows.interrupts import keep_interrupts as keep_interrupts
     from h5rows.options import PackOptions as PackOptions
     from h5rows.packing.inspect import proposal as proposal

@@ -57,7 +57,7 @@ class Part:
             if held.shape[1:] != array.shape[1:]:
                 raise ConfigError(
                     f"{name}: has the shape {array.shape[1:]} per sample, but {held.shape[1:]} before; all samples "
-                    "must have the same shape - leave it out of --fields, or pad it to one shape in Task.predict"
+                    "must have the same shape - leave a field out of --fields, or pad an output to one shape"
                 )
             size = len(held)
             with _written(self._path):
