@@ -90,6 +90,8 @@ KEYS = [
     row("batch_size=3", f"batch_size: no such key - trainer.global_batch_size is the number of samples of a step, over all processes {GROUPS}"),
     row("optim/shedule=cosine", "optim/shedule: no such group - did you mean optim/schedule? (groups: callback, data, data/order, [...])"),
     row("trainer.max_time=30m", f"trainer.max_time: no such key - it was renamed to process.max_time {TRAINER_HAS}"),
+    row("trainer.gradient_clip_val=1", f"trainer.gradient_clip_val: no such key - did you mean trainer.clip_norm? {TRAINER_HAS}"),
+    row("+trainer.limit_val_batches=3", f"trainer.limit_val_batches: no such key - did you mean trainer.max_eval_batches? {TRAINER_HAS}"),
     row("+trainer.precision=16", f"trainer.precision: no such key - did you mean hardware.precision? {TRAINER_HAS}"),
     row("+trainer.max_step=3", f"trainer.max_step: no such key - did you mean trainer.max_steps? {TRAINER_HAS}"),
     row("+model.hiden=3", "model.hiden: lab.models.mlp.MLP does not accept 'hiden' - did you mean 'hidden'? (accepts: input_shape, num_outputs, hidden, dropout)"),
@@ -104,7 +106,7 @@ KEYS = [
         for key, value in {
             "hardware.devices": "[0,1]", "hardware.gpus": "0,1", "trainer.devices": "2", "data.pin_memory": "true",
             "data.persistent_workers": "true", "data.batch_size": "64", "trainer.empty_cache": "true",
-            "+trainer.fast_dev_run": "true", "trainer.gradient_clip_val": "1", "+trainer.limit_val_batches": "3",
+            "+trainer.fast_dev_run": "true",
         }.items()
     ),
     row("+data.pin_memory=true", f"data.pin_memory: lab.datasets.synthetic.Synthetic does not accept 'pin_memory' - {TYPED['pin_memory']} ([...])"),

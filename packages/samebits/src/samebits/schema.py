@@ -39,11 +39,14 @@ TYPED = {
     "ckpt_path": "resume=RUN continues a run, ./run evaluate RUN scores it",
     "detect_anomaly": "use debug=anomaly",
     "fast_dev_run": "use debug=fast",
-    "gradient_clip_val": "use trainer.clip_norm",
-    **dict.fromkeys(("limit_val_batches", "limit_test_batches"), "use trainer.max_eval_batches"),
-    "limit_train_batches": "use trainer.max_steps",
     "overfit_batches": "use debug=overfit",
     "empty_cache": "training never empties the cache - remove it; hardware.micro_batch_size=auto saves memory",
+}
+# the same, for keys that a project may have: last part of a key in other frameworks -> last part of the project's key
+SYNONYMS = {
+    "gradient_clip_val": "clip_norm",
+    **dict.fromkeys(("limit_val_batches", "limit_test_batches"), "max_eval_batches"),
+    "limit_train_batches": "max_steps",
 }
 _WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
@@ -277,7 +280,7 @@ def no_such_key(
     prefix, _, name = key.rpartition(".")
     siblings = [str(s) for s in siblings if not str(s).startswith("_")]  # no _target_
     elsewhere = [k for k in elsewhere if k != key and not k.rpartition(".")[2].startswith("_")]
-    same = [k for k in elsewhere if k.rpartition(".")[2] == name]
+    same = [k for k in elsewhere if k.rpartition(".")[2] == SYNONYMS.get(name, name)]
     if key in moved:
         hint = f" - it was renamed to {moved[key]}" if moved[key] else " - it no longer exists, leave it out"
     elif name in TYPED:
