@@ -342,6 +342,16 @@ def test_a_new_run_on_a_full_disk_is_one_line_and_leaves_nothing(small_disk: Pat
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+def test_a_run_requires_a_key_of_wandb_but_its_config_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of SLURM may get the key from hydra.launcher.setup, so a sweep is composed without it."""
+    online = (*QUICK, "trainer.max_steps=2", "logger=wandb", "logger.mode=online")
+    monkeypatch.setattr("samebits.loggers.wandb_log.has_wandb_key", lambda: False)
+    compose(*online)
+    with pytest.raises(ConfigError, match=r"^logger\.mode=online: W&B has no API key"):
+        start_run(tmp_path / "run", *online)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_copy_that_fails_names_its_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full TMPDIR, to which git's index is copied."""
 

@@ -55,10 +55,11 @@ def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     assert auto_wandb_mode() == "offline"
-    (tmp_path / "mine").write_text("machine api.wandb.ai login user password " + "0" * 40)
-    with monkeypatch.context() as patch:
-        patch.setenv("NETRC", str(tmp_path / "mine"))
-        assert auto_wandb_mode() == "online"
+    for host in ("api.wandb.ai", "api.forge.coreweave.com"):  # as older and newer versions of wandb save it
+        (tmp_path / "mine").write_text(f"machine {host} login user password " + "0" * 40)
+        with monkeypatch.context() as patch:
+            patch.setenv("NETRC", str(tmp_path / "mine"))
+            assert auto_wandb_mode() == "online"
     with monkeypatch.context() as patch:
         patch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
         assert auto_wandb_mode() == "online"
@@ -70,16 +71,17 @@ def test_a_key_is_found_where_wandb_finds_it(tmp_path: Path, monkeypatch: pytest
 
 
 def test_online_without_a_key_is_a_mistake_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from samebits.loggers.installed import check_installed
+    from samebits.loggers import check_wandb_key
 
     for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name in ("API_KEY", "BASE_URL", "IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
     with pytest.raises(ConfigError, match=r"^logger\.mode=online: W&B has no API key - run"):
-        check_installed(LoggerConfig(kind="wandb", mode="online"))
-    check_installed(LoggerConfig(kind="wandb", mode="offline"))
+        check_wandb_key(LoggerConfig(kind="wandb", mode="online"))
+    check_wandb_key(LoggerConfig(kind="wandb", mode="offline"))
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    check_installed(LoggerConfig(kind="wandb", mode="online"))
+    check_wandb_key(LoggerConfig(kind="wandb", mode="online"))
 
 
 @pytest.mark.parametrize("url", ["http://host:port", "http://[::1", "host:8080", "host"])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from samebits.loggers.media import Audio as Audio, Histogram as Histogram, Svg as Svg, Table as Table, grid as grid
     from samebits.loggers.mlflow_log import sync_mlflow as sync_mlflow
     from samebits.loggers.options import LoggerConfig as LoggerConfig
-    from samebits.loggers.wandb_log import sync_command as sync_command
+    from samebits.loggers.wandb_log import check_wandb_key as check_wandb_key, sync_command as sync_command
     from samebits.loggers.wandb_stop import WANDB as WANDB, stopped_by_wandb as stopped_by_wandb
     from samebits.loggers.wandb_sync import (
         check_online as check_online,

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from samebits import extras
-from samebits.errors import ConfigError
 from samebits.loggers.options import LoggerConfig
 
 
 def check_installed(config: LoggerConfig) -> None:
-    """Raise ConfigError if a logger's library is not installed, or if W&B's mode is invalid or requires a key."""
+    """Raise ConfigError if the library of a logger is not installed, or for an invalid mode of W&B."""
     if config.kind == "wandb":
-        from samebits.loggers.wandb_log import choose_wandb_mode, has_wandb_key  # imports numpy
+        from samebits.loggers.wandb_log import choose_wandb_mode  # imports numpy
 
-        if choose_wandb_mode(config) == "online" and not has_wandb_key():
-            raise ConfigError(
-                "logger.mode=online: W&B has no API key - run `./run python -m wandb login`, set WANDB_API_KEY, or use "
-                "logger.mode=offline"
-            )
+        choose_wandb_mode(config)
     for wanted, library, extra in (
         (config.kind == "wandb", "wandb", ""),
         (config.tensorboard, "tensorboard", "tensorboard"),

@@ -35,6 +35,7 @@ log = logging.getLogger("samebits")
 FOLDER, OUTPUT, SUMMARY = "wandb", "upload.log", "summary.json"
 MODES = {"online": "online", "run": "online", "shared": "online", "offline": "offline", "dryrun": "offline",
          "disabled": "disabled"}  # fmt: skip
+PUBLIC = ("api.wandb.ai", "api.forge.coreweave.com")  # one server; newer versions of wandb save the key of the second
 END_S = 5.0  # seconds that a single run waits at its end
 
 
@@ -184,6 +185,15 @@ def auto_wandb_mode() -> str:
     return "online" if has_wandb_key() else "offline"
 
 
+def check_wandb_key(config: LoggerConfig) -> None:
+    """Raise ConfigError if a run that starts on this machine cannot be sent to W&B, because there is no key."""
+    if config.kind == "wandb" and config.mode == "online" and not has_wandb_key():
+        raise ConfigError(
+            "logger.mode=online: W&B has no API key - run `./run python -m wandb login`, set WANDB_API_KEY, or use "
+            "logger.mode=offline"
+        )
+
+
 def has_wandb_key() -> bool:
     """Return True if W&B has an API key or an identity token."""
     return bool(os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or wandb_key())
@@ -202,7 +212,8 @@ def wandb_key() -> str | None:
         except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
             _warn_once(f"W&B: no key is taken from {path}, which cannot be read: {error}")
             continue
-        for name in (urlsplit(wandb_url()).netloc, _server()[0]):
+        host = _server()[0]
+        for name in (urlsplit(wandb_url()).netloc, host, *(PUBLIC if host in PUBLIC else ())):
             if found := hosts.authenticators(name):
                 return found[2]
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from samebits import early_signals
 from samebits.device import count_processes
 from samebits.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
-from samebits.loggers import WANDB
+from samebits.loggers import WANDB, check_wandb_key
 from samebits.process.options import Options
 from samebits.process.rank import longest_start_s, run
 from samebits.process.tuning import find_micro_batch
@@ -75,6 +75,8 @@ def start(
             "process.max_restarts: requires that this command starts its ranks; with torchrun, use "
             "torchrun --max-restarts=3, a fixed hydra.run.dir and resume=auto"
         )
+    if not holds_run(run_dir):  # not in check(), because SLURM's `setup` may set the key in the job; a resume continues
+        check_wandb_key(config.logger)
     versions: dict[str, str] = {}
     if not run_rendezvous.followers():  # otherwise each rank fetches its files
         versions = program.fetch(plain(cfg.data), early_signals.leave_if_asked)
