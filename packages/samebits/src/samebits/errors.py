@@ -45,8 +45,9 @@ class ConfigError(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that a notebook prints: as in a command, the traceback only if LAB_TRACEBACK=1 is set."""
-        full = os.environ.get("LAB_TRACEBACK") == "1"
-        return traceback.format_exception(self) if full else [f"{type(self).__name__}: {self}"]
+        if os.environ.get("LAB_TRACEBACK") == "1":
+            return "".join(traceback.format_exception(self)).splitlines()
+        return [f"{type(self).__name__}: {self}"]
 
 
 class Cancelled(ConfigError):
