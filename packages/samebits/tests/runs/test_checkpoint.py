@@ -25,6 +25,7 @@ from samebits.checkpoints.checkpoint import (
     copy_from_mmap,
     eval_state_dict,
     find_checkpoint,
+    find_weights,
     load_checkpoint,
     load_lazily,
     load_weights,
@@ -411,14 +412,17 @@ def test_where_none_loads_the_user_decides(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="all names are UTF-8")
 def test_a_path_that_torch_cannot_open_is_no_damage(tmp_path: Path) -> None:
-    """Its bytes are not UTF-8, or Python has read them in another encoding (LC_ALL=C, PYTHONUTF8=0)."""
+    """Its bytes are not UTF-8, or Python has read them in another encoding (LC_ALL=C, PYTHONUTF8=0). Weights of another
+    program are not mapped."""
     folder = tmp_path / os.fsdecode(b"\xe9")
     folder.mkdir()
     save_checkpoint({"model": {}}, tmp_path / "last_000000001.pt")
     (tmp_path / "last_000000001.pt").rename(folder / "last_000000001.pt")
-    with pytest.raises(ConfigError, match="torch opens no path that is not UTF-8 - rename it, or unset LC_ALL"):
+    with pytest.raises(ConfigError, match="torch maps no file whose path is not UTF-8 - rename it, or unset LC_ALL"):
         Checkpoints(folder, MAIN).newest_valid(put_aside=True)
     assert names(folder) == ["last_000000001.pt"]
+    torch.save({"a": torch.ones(2)}, folder / "weights.pt")
+    assert torch.equal(find_weights(folder / "weights.pt")[1]["a"], torch.ones(2))
 
 
 # ---- what a user names

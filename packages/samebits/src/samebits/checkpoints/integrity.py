@@ -35,23 +35,21 @@ def reading(path: Path) -> Iterator[None]:
     """Convert errors from reading a damaged or foreign file in this block to CorruptFileError with a one-line message.
 
     Errors that do not depend on the file's content pass unchanged: no memory, no permission, an I/O error. Raise
-    ConfigError if the path is not UTF-8.
+    ConfigError if torch maps the file, and its path is not UTF-8.
     """
     try:
-        str(path).encode()  # as torch does
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"{path}: torch opens no path that is not UTF-8 - rename it, or unset LC_ALL and PYTHONUTF8, which choose "
-            "the encoding in which Python reads it"
-        ) from None
-    try:
         yield
-    except CorruptFileError:
+    except ConfigError:
         raise
     except Exception as error:
         elsewhere = isinstance(error, OSError) and error.errno not in OF_CONTENT
         if elsewhere or isinstance(error, MemoryError) or any(text in str(error).lower() for text in NO_MEMORY):
             raise
+        if isinstance(error, UnicodeEncodeError) and str(path) in error.object:
+            raise ConfigError(
+                f"{path}: torch maps no file whose path is not UTF-8 - rename it, or unset LC_ALL and PYTHONUTF8, "
+                "which choose the encoding in which Python reads it"
+            ) from None
         raise CorruptFileError(f"{path} does not load: {error_line(error)}") from error
 
 
