@@ -400,6 +400,22 @@ def test_a_limit_on_the_size_of_files_is_not_blamed_on_the_source(tmp_path: Path
     assert not list(tmp_path.glob("out*"))
 
 
+def test_a_copy_needs_no_room_for_datasets_that_were_deleted(tmp_path: Path) -> None:
+    """Whoever deletes a dataset repacks the file to free its space."""
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["x"], file["deleted"] = np.arange(30_000.0), np.zeros(5_000_000, np.uint8)
+    with h5py.File(tmp_path / "in.h5", "a") as file:
+        file["y"] = np.arange(10)
+    with h5py.File(tmp_path / "in.h5", "a") as file:
+        del file["deleted"]
+    assert (tmp_path / "in.h5").stat().st_size > 5_000_000
+    code = "import h5rows, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
+    subprocess.run(
+        [sys.executable, "-c", f"{code}h5rows.repack('in.h5', 'out.h5', quiet=True)"], cwd=tmp_path, check=True
+    )
+    assert (tmp_path / "out.h5").stat().st_size < 300_000
+
+
 def test_numbers_of_an_lmdb_that_no_type_holds(tmp_path: Path) -> None:
     for k, (value, kind) in enumerate(
         [(b"9" * 25, {}), (b"9" * 25, {"value": "float"}), (b"9007199254740993", {"value": "float"})]

@@ -172,14 +172,15 @@ def reserve(path: Path, begin: int = 0, size: int | None = None) -> None:
 
     So a full disk raises NoRoom here, not after hours and not in HDF5, which crashes after a write that failed."""
     with open(path, "r+b") as file:
-        size = os.fstat(file.fileno()).st_size if size is None else size
+        found = os.fstat(file.fileno())
+        size = found.st_size if size is None else size
         if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(file.fileno(), begin, size)
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     raise NoRoom(begin + size, error.errno, error.strerror) from error
-        elif shutil.disk_usage(path.parent).free < size:
+        elif shutil.disk_usage(path.parent).free + found.st_blocks * 512 < begin + size:
             raise NoRoom(begin + size, errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

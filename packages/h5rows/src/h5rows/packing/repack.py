@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from h5rows.packing.copying import Copier, compare, creation, elsewhere, file_pr
 from h5rows.packing.file import PAGE, Column, Span, bytes_of, crc32, flushing, full_disk, in_words, under_work
 from h5rows.packing.plan import BLOCK_BYTES
 from h5rows.packing.scan import Contents, as_numbers, scan
-from h5rows.packing.survey import NOTE, Survey, grows
+from h5rows.packing.survey import DATASET, NOTE, UNREADABLE, Survey, grows
+from h5rows.packing.values import scattered
 from h5rows.program import typed
 from h5rows.reading.filters import FLETCHER32
 from h5rows.reading.opening import open_h5
@@ -100,11 +102,19 @@ class Repack:
 
     def unchanged_bytes(self) -> int:
         """Return how many bytes the copy has at most before the rows with a new layout are written."""
-        contents, file = self.contents, self.source
-        stored = sum(file[path].id.get_storage_size() for path in (*contents.plain, *contents.vlen))
-        outside = sum(size for path, size in contents.whole.items() if elsewhere(file[path].id))
-        rest = max(0, Path(file.filename).stat().st_size - stored) + outside
-        return rest + OBJECT_BYTES * len(contents.survey.nodes) + SLACK_BYTES
+        contents, file, survey = self.contents, self.source, self.contents.survey
+        anew, kept, has_heap = {*contents.plain, *contents.vlen}, 0, False
+        for node in survey.nodes.values():
+            if node.what == DATASET and node.path.decode().lstrip("/") not in anew:
+                with suppress(*UNREADABLE):  # reported when it is copied
+                    dset = survey.open(node.path)
+                    kept += dset.get_storage_size() + h5py.h5o.get_info(dset).meta_size.obj.index_size
+                    has_heap |= scattered(dset.get_type())
+        if has_heap:  # the sizes of texts are unknown, and so is the free space of the source (of deleted datasets)
+            stored = sum(file[path].id.get_storage_size() for path in anew)
+            kept = max(0, Path(file.filename).stat().st_size - stored)
+        kept += sum(size for path, size in contents.whole.items() if elsewhere(file[path].id))
+        return kept + OBJECT_BYTES * len(survey.nodes) + SLACK_BYTES
 
     def made_anew(self, file: h5py.File) -> Any:
         """Return the function that creates the datasets whose rows `fill` writes (see `copying.Make`)."""
