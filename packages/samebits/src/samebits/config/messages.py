@@ -247,6 +247,7 @@ def _composition(
     if found := re.search(r"Error merging override (.*)", text):
         key, _, value = found[1].rstrip(".").partition("=")
         if isinstance(cause, TypeError):  # a list for a mapping, or a mapping for a list
+            key = key.lstrip("+")
             group = key.replace(".", "/")
             hint = f" - to choose options, write {group}={value}" if group in _groups(project.conf) else ""
             return f"{key}: expected a {'mapping' if value.startswith('[') else 'list'}, got {value}{hint}"
