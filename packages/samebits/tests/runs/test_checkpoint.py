@@ -462,8 +462,9 @@ def test_a_checkpoint_of_another_user_is_one_line(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("samebits.checkpoints.integrity.zipfile.ZipFile", refused)
     for given in (run, run / "checkpoints/last_000000008.pt"):
-        with pytest.raises(ConfigError, match=r"Permission denied: 'last_000000008\.pt'$"):
-            find_checkpoint(given)
+        for find in (find_checkpoint, find_weights):
+            with pytest.raises(ConfigError, match=r"Permission denied: 'last_000000008\.pt'$"):
+                find(given)
 
 
 def test_a_run_in_parts_is_read_as_far_as_weights(tmp_path: Path) -> None:

@@ -470,10 +470,11 @@ def find_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     return file, payload
 
 
+@mistakes_of(OSError)
 def find_weights(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     """Return (file, state dict). path: as in `find_checkpoint`, or a file with a state dict from any program.
 
-    Raise ConfigError if there is no such file, CorruptFileError if it contains no weights.
+    Raise ConfigError if there is no such file, or you may not read it, CorruptFileError if it contains no weights.
     """
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory, checkpoint or file with weights")
