@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from h5rows.errors import ConfigError, missing
+from h5rows.errors import missing
 
 
 @cache
@@ -34,6 +34,6 @@ def lazy_getattr(page: str, file: str) -> Callable[[str], Any]:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-        raise ConfigError(missing(f"{page}.{name}", "torch"))
+            raise ImportError(missing(f"{page}.{name}", "torch"), name="torch") from None
 
     return attribute
