@@ -185,7 +185,10 @@ class Schedule:
     def set_rates(self, step: int) -> None:
         """Set the groups' rates for step `step`, before it."""
         factors = {"": self.factor, **self.own_factors}
-        own = {name: self._number(name, factor(step, self.total_steps)) for name, factor in factors.items()}
+        own = {name: factor(step, self.total_steps) for name, factor in factors.items()}
+        for name, value in own.items():
+            if not hasattr(value, "__float__"):
+                raise self._not_a_number(name, value)
         shared = own.pop("")
         self.last_lr = self.peak * shared
         before = self.rates
@@ -196,12 +199,9 @@ class Schedule:
         for group, lr in zip(self.optimizer.param_groups, self._device_rates or self.rates):
             group["lr"] = lr
 
-    def _number(self, objective: str, value: Any) -> float:
-        """Return `value`. Raise ConfigError if the objective's schedule returned something else than a number."""
-        if hasattr(value, "__float__"):
-            return value
+    def _not_a_number(self, objective: str, value: Any) -> ConfigError:
         factor = self.own_factors[objective] if objective else self.factor
-        raise ConfigError(
+        return ConfigError(
             f"{schedule_key(objective)}: {getattr(factor, '__name__', type(factor).__name__)} returned {value!r:.80}: "
             "a schedule must return a number, the learning rate divided by the peak rate"
         )
