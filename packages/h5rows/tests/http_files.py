@@ -69,11 +69,15 @@ class Server(ThreadingHTTPServer):
             with self.lock:
                 self.open_requests -= 1
 
-    def forget(self) -> None:
-        """Counts anew, once all that was asked before is answered, also to a process that was killed meanwhile."""
+    def settle(self) -> None:
+        """Wait until all earlier requests are answered, also those of a process that has ended."""
         with suppress(HTTPError):
             urlopen(self.url("/none"))  # connections are accepted in their order
         wait_for(lambda: not self.open_requests)
+
+    def forget(self) -> None:
+        """Count from 0 again, after `settle`."""
+        self.settle()
         self.requests = self.sent = 0
 
 

@@ -155,6 +155,7 @@ def test_several_processes_fetch_each_block_once(
     server.files["/f.h5"] = server.files["/g.h5"] = made(tmp_path / "f.h5")
     with reader(server.url("/g.h5")) as (_, alone):
         alone.readall()
+    server.settle()
     once, server.sent = server.sent, 0
     if waits_s:
         monkeypatch.setattr(ranges, "_CLAIM_S", 0.25)
