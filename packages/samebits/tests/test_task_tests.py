@@ -10,11 +10,10 @@ import pytest
 from samebits.testing import TaskTests
 
 
-class Gan(TaskTests):
-    loss_names = ("real",)
-
-
 def test_a_task_with_several_optimizers_must_name_its_losses(tmp_path: Path) -> None:
+    class Gan(TaskTests):
+        loss_names = ("real",)
+
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 3, "train/critic/loss": 0.5}) + "\n")
     with pytest.raises(AssertionError, match=r"^train/loss is not logged: .*\(Gan\.monitor = 'critic/loss'\)$"):
         Gan().monitored(tmp_path)
