@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ import torch
 from common import QUICK, needs
 
 from lab.callbacks.base import Callback, overridden_methods
-from lab.callbacks.pictures import Pictures as TaskPictures
 from lab.state import model_or_average
-from lab.tasks.base import Task
 from samebits.checkpoints import load_checkpoint
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 
@@ -203,22 +200,3 @@ def test_ranks_in_step_can_talk_in_an_evaluation(
     scores, wanted = ({k: v for k, v in metrics(run)[-1].items() if k.startswith("val/")} for run in (three, one))
     assert wanted
     assert scores == pytest.approx(wanted, rel=1e-4)
-
-
-def test_pictures_are_of_both_show_and_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Shown(Task):
-        def show(self, output: Any, batch: Any, count: int) -> dict[str, Any]:
-            return {"rebuilt": output[:count]}
-
-        def sample(self, model: Any, count: int) -> Any:
-            return torch.zeros(count)
-
-    logged: list[Any] = []
-    monkeypatch.setattr("lab.callbacks.pictures.generate_samples", lambda state, run, count: {"new": count})
-    logger = SimpleNamespace(show=lambda step, name, value: logged.append((step, name, value)))
-    callback: Any = TaskPictures(2, "x", "y", "val/predictions")
-    callback.task, callback.run = Shown(), SimpleNamespace(world=SimpleNamespace(is_main=True), logger=logger)
-    for output in ("first batch", "second"):
-        callback.on_eval_batch(output, {})
-    callback.on_eval(SimpleNamespace(step=7), {})
-    assert logged == [(7, "val/rebuilt", "fi"), (7, "val/new", 2)]

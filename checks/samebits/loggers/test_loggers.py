@@ -20,7 +20,9 @@ import torch
 from common import QUICK, TRAIN
 from sweeps import call
 
+from lab.callbacks.pictures import Pictures
 from lab.program import PROGRAM
+from lab.tasks.base import Task
 from samebits.errors import ConfigError
 from samebits.extras import missing
 from samebits.locks import Lock, is_locked
@@ -422,3 +424,22 @@ def test_what_was_logged_after_the_checkpoint_is_logged_again_alone(tmp_path: Pa
             assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
             logger.log(3, {"train/loss": 7.0})
         assert [(line["step"], line["train/loss"]) for line in metrics(tmp_path)] == [(1, 1.0), (2, 2.0), (3, 7.0)]
+
+
+def test_pictures_are_of_both_show_and_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shown(Task):
+        def show(self, output: Any, batch: Any, count: int) -> dict[str, Any]:
+            return {"rebuilt": output[:count]}
+
+        def sample(self, model: Any, count: int) -> Any:
+            return torch.zeros(count)
+
+    logged: list[Any] = []
+    monkeypatch.setattr("lab.callbacks.pictures.generate_samples", lambda state, run, count: {"new": count})
+    logger = SimpleNamespace(show=lambda step, name, value: logged.append((step, name, value)))
+    callback: Any = Pictures(2, "x", "y", "val/predictions")
+    callback.task, callback.run = Shown(), SimpleNamespace(world=SimpleNamespace(is_main=True), logger=logger)
+    for output in ("first batch", "second"):
+        callback.on_eval_batch(output, {})
+    callback.on_eval(SimpleNamespace(step=7), {})
+    assert logged == [(7, "val/rebuilt", "fi"), (7, "val/new", 2)]
