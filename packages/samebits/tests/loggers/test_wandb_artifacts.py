@@ -84,6 +84,35 @@ def test_online_without_a_key_is_a_mistake_before_the_run(tmp_path: Path, monkey
     check_wandb_key(LoggerConfig(kind="wandb", mode="online"))
 
 
+@pytest.mark.parametrize(
+    ("url", "open_hosts", "reached"),
+    [
+        ("", {"api.wandb.ai"}, True),
+        ("", {"api.forge.coreweave.com"}, True),
+        ("", {"my.server"}, False),
+        ("http://my.server", {"my.server"}, True),
+        ("http://my.server", {"api.wandb.ai"}, False),
+    ],
+)
+def test_the_public_server_is_reached_by_either_of_its_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, open_hosts: set[str], reached: bool
+) -> None:
+    from samebits.loggers.wandb_log import wandb_reachable
+
+    def connect(address: tuple[str, int], timeout: float) -> Any:
+        if address[0] not in open_hosts:
+            raise TimeoutError
+        return SimpleNamespace(close=lambda: None)
+
+    for name in ("WANDB_CONFIG_DIR", "WANDB_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", url)
+    monkeypatch.setattr("samebits.loggers.wandb_log.socket.create_connection", connect)
+    assert wandb_reachable(0.1) is reached
+
+
 @pytest.mark.parametrize("url", ["http://host:port", "http://[::1", "host:8080", "host"])
 def test_an_invalid_url_of_the_server_is_one_line_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str

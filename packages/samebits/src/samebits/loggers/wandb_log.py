@@ -266,8 +266,9 @@ def wandb_reachable(timeout_s: float) -> bool:
     timeout."""
     if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
         return True
-    try:
-        socket.create_connection(_server(), timeout=timeout_s).close()
-    except OSError:
-        return False
-    return True
+    host, port = _server()
+    for name in PUBLIC if host in PUBLIC else (host,):  # which of the two is used depends on the version of wandb
+        with suppress(OSError):
+            socket.create_connection((name, port), timeout=timeout_s).close()
+            return True
+    return False
