@@ -117,27 +117,27 @@ def typed(
     node: Any,
     key: str = "",
     moved: Mapping[str, str] = types.MappingProxyType({}),
-    elsewhere: Sequence[str] = (),
+    root: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> T:
     """Return `node`, a mapping of plain values, as an instance of `cls`. Raise ConfigError if a key is unknown, missing
     or invalid.
 
-    key: the node's key; empty: the root. moved: {key in older versions: current key}, and elsewhere: dotted keys of the
-    whole config, for messages.
+    key: the node's key; empty: the root. moved: {key in older versions: current key}, and root: the whole config, for
+    messages.
     """
     values = plain(node)
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key}: expected a mapping, got {show(values)}")
     schema = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    elsewhere = elsewhere if key else leaves(values)
+    root = root if key else values
     for name in values:
         if name not in schema:
-            raise ConfigError(no_such_key(join(key, str(name)), schema, elsewhere, moved))
+            raise ConfigError(no_such_key(join(key, str(name)), schema, leaves(root), moved))
     for name in schema:
         if name not in values:
             raise ConfigError(f"{join(key, name)}: is missing - set {join(key, name)}=...")
     hints = hints_of(cls, True)  # type: ignore[arg-type]
-    return cls(**{name: _value(values[name], hints[name], join(key, name), moved, elsewhere) for name in schema})
+    return cls(**{name: _value(values[name], hints[name], join(key, name), moved, root) for name in schema})
 
 
 def completed(cls: type[Any], values: Mapping[str, Any], key: str = "") -> tuple[dict[str, Any], list[str], list[str]]:
@@ -392,7 +392,7 @@ def describe(hint: Any, words: Sequence[str] = ()) -> str:
     return _WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
 
 
-def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str], elsewhere: Sequence[str]) -> Any:
+def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str], root: Mapping[str, Any]) -> Any:
     rule = Rule()
     if get_origin(hint) is Annotated:
         hint, rule = get_args(hint)
@@ -410,7 +410,7 @@ def _value(value: Any, hint: Any, key: str, moved: Mapping[str, str], elsewhere:
         raise ConfigError(f"{key}: expected {wanted}, got {show(value)}{_says(rule)}")
     for member in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         if is_dataclass(member) and out is not None:
-            return typed(member, value, key, moved, elsewhere)  # type: ignore[arg-type]
+            return typed(member, value, key, moved, root)  # type: ignore[arg-type]
     if isinstance(out, str) and rule.interval:
         check_interval(out, key)
     if isinstance(out, str) and rule.duration:
