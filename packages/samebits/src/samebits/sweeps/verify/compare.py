@@ -91,9 +91,9 @@ def compare_checkpoints(run: Path, again: Path, last: int, rounding: float) -> I
 def _checkpoint(name: str, a: dict[str, Any], b: dict[str, Any], rounding: float, whole: bool) -> Part:
     def is_compared(key: str, value: Any) -> bool:
         inner = isinstance(value, (dict, list, tuple)) and value
-        name = key.split(".")[0]
+        top = key.split(".")[0]
         # the stop of the second run adds a save to the pending actions of its last step
-        return not inner and name != "pending" and (whole or (name in WEIGHTS and isinstance(value, Tensor)))
+        return not inner and top != "pending" and (whole or (top in WEIGHTS and isinstance(value, Tensor)))
 
     theirs, ours = ({key: value for key, value in walk(payload) if is_compared(key, value)} for payload in (a, b))
     # a later version may save more than the weights
