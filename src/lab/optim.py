@@ -188,7 +188,7 @@ class Schedule:
         own = {name: factor(step, self.total_steps) for name, factor in factors.items()}
         for name, value in own.items():
             if not hasattr(value, "__float__"):
-                raise self._not_a_number(name, value)
+                raise not_a_number(name, factors[name], value)
         shared = own.pop("")
         self.last_lr = self.peak * shared
         before = self.rates
@@ -198,13 +198,6 @@ class Schedule:
                 on_device.fill_(rate)
         for group, lr in zip(self.optimizer.param_groups, self._device_rates or self.rates):
             group["lr"] = lr
-
-    def _not_a_number(self, objective: str, value: Any) -> ConfigError:
-        factor = self.own_factors[objective] if objective else self.factor
-        return ConfigError(
-            f"{schedule_key(objective)}: {getattr(factor, '__name__', type(factor).__name__)} returned {value!r:.80}: "
-            "a schedule must return a number, the learning rate divided by the peak rate"
-        )
 
     def keep_rates_on(self, device: torch.device) -> None:
         """Keep the rates as 0-d tensors on the device from here on, which a CUDA graph reads."""
@@ -290,6 +283,15 @@ def schedule_change(schedule: Schedule, saved: Mapping[str, Any], done: int) -> 
 def schedule_key(objective: str) -> str:
     """Return the key of an objective's schedule in the config."""
     return f"optim.objectives.{objective}.schedule" if objective else "optim.schedule"
+
+
+def not_a_number(objective: str, factor: Any, value: Any) -> ConfigError:
+    """Return the error for a schedule that returned `value`."""
+    name = getattr(factor, "__name__", type(factor).__name__)
+    return ConfigError(
+        f"{schedule_key(objective)}: {name} returned {value!r:.80}: a schedule must return a number, the learning rate "
+        "divided by the peak rate"
+    )
 
 
 def constants_in(factor: Any) -> list[Constant]:
