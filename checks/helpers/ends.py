@@ -147,8 +147,13 @@ def members(session: int) -> list[int]:
     return found
 
 
-def outcome(case: dict[str, Any], pid: int) -> dict[str, Any]:
-    """Let the command end as the case says."""
+def in_shared_memory() -> set[str]:
+    return {file.name for file in Path("/dev/shm").glob("*")}
+
+
+def outcome(case: dict[str, Any], pid: int, before: set[str]) -> dict[str, Any]:
+    """Let the command end as the case says. before: the files in shared memory before it began; another program's file
+    may be named after a process that has ended, whose number the kernel gave to one of this command."""
     folder, seen = Path(case["folder"]), {pid}
     signals, code, sent = [signal.Signals[name] for name in case["signals"]], None, 0
     limit = time.monotonic() + case["limit_s"]
@@ -167,7 +172,7 @@ def outcome(case: dict[str, Any], pid: int) -> dict[str, Any]:
     while code is not None and members(pid) and time.monotonic() < until:  # killed by the kernel, not yet gone
         time.sleep(0.01)
     left: list[Any] = members(pid)
-    left += [f.name for f in Path("/dev/shm").glob("*") if any(str(p) in f.name.split("_") for p in seen)]
+    left += [name for name in in_shared_memory() - before if any(str(p) in name.split("_") for p in seen)]
     for process in members(pid):
         os.kill(process, signal.SIGKILL)
     if code is None:
@@ -180,13 +185,14 @@ def main() -> None:
     for case in json.loads(Path(sys.argv[1]).read_text()):
         Path(case["folder"]).mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
+        before = in_shared_memory()
         if (pid := os.fork()) == 0:
             begin(case)
             try:
                 train.leave(train.main())
             finally:
                 early_signals.ignore_signals()
-        print(json.dumps(outcome(case, pid)), flush=True)
+        print(json.dumps(outcome(case, pid, before)), flush=True)
 
 
 if __name__ == "__main__":
