@@ -59,6 +59,14 @@ class Predicts(Supervised):
     def predict(self, model, batch):
         return [batch["nothing"]]
 
+class Crops(Supervised):
+    def losses(self, model, batch):
+        output = model(batch["x"])
+        return self.criterion(output, batch), output
+
+    def predict(self, model, batch):
+        return model(batch["x"][:, :, 4:])
+
 class Shows(Supervised):
     def show(self, output, batch, count):
         return {"val/x": batch["picture"]}
@@ -150,6 +158,7 @@ MISTAKES = {
     "no update": ((METRIC.format("NoUpdate"),), "task.metrics.own: AttributeError: 'NoUpdate' object has no attribute 'update' ("),
     "a compute without world": ((METRIC.format("NoWorld"),), "task.metrics.own: TypeError: NoWorld.compute() takes 1 positional argument but 2 were given ("),
     "predict": (("task._target_=lab.models.own.Predicts",), "the batch has no field 'nothing', only ['x', 'y']"),
+    "predict, not losses": (("task._target_=lab.models.own.Crops",), "task (Crops.predict): MLP was built for samples of shape (1, 8, 8) but got (1, 4, 8)"),
     "show": (("task._target_=lab.models.own.Shows", "callback=pictures"), "callback (Pictures): KeyError: 'picture' ({own}, line "),
     "a callback": (("+callback.own._target_=lab.models.own.Tried",), "callback (Tried): ZeroDivisionError: in a callback ({own}, line "),
     "a size": (("model._target_=lab.models.own.Wrong", "+model.how=size", *OTHER_MODEL), "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x16 and 32x10) ({own}, line 37); in last, Linear(in_features=32, out_features=10, bias=True): input (64, 16) float32; the batch has x (64, 1, 8, 8) float32, y (64,) int64 ("),

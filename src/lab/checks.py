@@ -59,8 +59,8 @@ def checked_prediction(task: Any, model: nn.Module, batch: Any) -> Mapping[str, 
     named = {"output": found} if isinstance(found, Tensor) else found
     if not (isinstance(named, Mapping) and all(isinstance(value, Tensor) for value in named.values())):
         raise ConfigError(
-            f"task: the output of {type(task).__name__} is a {type(found).__name__}; to write it to a file, give the "
-            "task a predict(model, batch) that returns a tensor (B, ...) or {name: tensor}"
+            f"{type(task).__name__}.predict returned a {type(found).__name__}; it must return a tensor (B, ...) or "
+            "{name: tensor}"
         )
     return named
 
@@ -167,6 +167,8 @@ def _shape_mistake(model: nn.Module, task: Any, batch: Any, error: ConfigError) 
     if module is None or getattr(getattr(task, "run", None), "context", None) is None:
         return None
     if right := _unlike_input_shape(task, batch, is_fixed=True):
+        if task.run.context.peek_batch()["x"].shape[1:] == tuple(task.run.input_shape):
+            return f"{error}: in this split, x has another shape than in train - give both one shape by data.transforms"
         return f"{error}: set data.input_shape={_as_override(right)}, the shape of x after data.transforms"
     if -1 in (getattr(task.run.context.train_set, "spec", None) or {}).get("x", ((),))[0]:
         return f"{error}: the samples x differ in length; data/transforms=[window,center_window] gives them one length"

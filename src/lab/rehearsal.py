@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lab.average import evaluation_mode
 from lab.callbacks.base import overridden_methods
-from lab.checks import checked_prediction, explained_mistake, shapes_in_errors
+from lab.checks import checked_prediction, explained_mistake, key_in_errors, shapes_in_errors
 from lab.evaluation import evaluate, monitored
 from lab.state import RunContext, TrainState
 from lab.tasks.base import Batch, overrides
@@ -56,13 +56,12 @@ def rehearse(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
                 values = evaluate(model, task, first, run.world, run.hardware, loader.size_and_real, observers, compute)
             scores |= {f"{split}/{name}": value for name, value in values.items()}
             for batch in first if overrides(task, "predict") else ():
-                with (
-                    torch.no_grad(),
-                    evaluation_mode(model, task),
-                    run.hardware.autocast(),
-                    shapes_in_errors("task", None, batch),
-                ):
-                    checked_prediction(task, model, batch)
+                key = f"task ({type(task).__name__}.predict)"
+                with torch.no_grad(), evaluation_mode(model, task), run.hardware.autocast(), key_in_errors(key):
+                    try:
+                        checked_prediction(task, model, batch)
+                    except ConfigError as error:  # e.g. of a model, which `losses` has called without one
+                        raise ConfigError(f"{key}: {error}") from error
     check_numbers(scores)
     for line in warnings:
         run.logger.warn(line)
