@@ -89,6 +89,9 @@ KEYS = [
     row("lr=3", f"lr: no such key - did you mean optim.lr? {GROUPS}"),
     row("batch_size=3", f"batch_size: no such key - trainer.global_batch_size is the number of samples of a step, over all processes {GROUPS}"),
     row("optim/shedule=cosine", "optim/shedule: no such group - did you mean optim/schedule? (groups: callback, data, data/order, [...])"),
+    row("trainer.seed=3", f"trainer.seed: no such key - did you mean seed or data.seed? {TRAINER_HAS}"),
+    row("+trainer.model=mlp", f"trainer.model: no such key - did you mean model? {TRAINER_HAS}"),
+    row("data=h5 optim.seed=3", "optim.seed: no such key - did you mean seed? (optim has: [...]"),
     row("trainer.max_time=30m", f"trainer.max_time: no such key - it was renamed to process.max_time {TRAINER_HAS}"),
     row("trainer.gradient_clip_val=1", f"trainer.gradient_clip_val: no such key - did you mean trainer.clip_norm? {TRAINER_HAS}"),
     row("+trainer.limit_val_batches=3", f"trainer.limit_val_batches: no such key - did you mean trainer.max_eval_batches? {TRAINER_HAS}"),
@@ -136,6 +139,8 @@ SYNTAXES = [
     row("name= seed=1 a=[1", f"a=[1: {SYNTAX}"),
     row(f"a=[{'b' * 300}", f"a=[{'b' * 300}: {SYNTAX}"),  # longer than the name of a file
     row("name=größe", "name=größe: contains a letter that is not ASCII - quote the text, 'name=\"größe\"'"),
+    row("hydra.run.dir=öü/run", "hydra.run.dir=öü/run: contains a letter that is not ASCII - quote the text, 'hydra.run.dir=\"öü/run\"'"),
+    row("-m name=ö,ü", "name=ö,ü: contains a letter that is not ASCII - quote the text, 'name=\"ö\",\"ü\"'"),
     row("TMP/run", "TMP/run: is a folder, not key=value - to resume a run, give resume=TMP/run", files={"run/config.yaml": ""}),
     row("optim.lr=1e\N{MINUS SIGN}3", "optim.lr=1e\N{MINUS SIGN}3: '\N{MINUS SIGN}' is MINUS SIGN - type the sign of the keyboard, or quote the text, 'key=\"...\"'"),
     row("--package optim", "--package optim: has no effect without --cfg job - add it, or remove --package"),
@@ -510,6 +515,13 @@ class Items:  # without a spec
     def __getitem__(self, row):
         return {"x": torch.ones(1, 8, 8), "y": row % 10}
 
+class Uneven(Items):
+    def __init__(self, split, **arguments):
+        self.width = 9 if split == "val" else 8
+
+    def __getitem__(self, row):
+        return {"x": torch.ones(1, 8, self.width), "y": row % 10}
+
 class Misspelt(Callback):
     def on_stepp(self, state): ...
 
@@ -601,6 +613,7 @@ RUNS = [
     # what the data says
     row("data=synthetic data._target_=lab.models.zoo.Items data.input_shape=[3,8,8]", "MLP was built for samples of shape (3, 8, 8) but got (1, 8, 8): set data.input_shape=[1,8,8], the shape of x after data.transforms"),
     row("data=synthetic data._target_=lab.models.zoo.Items data.input_shape=[1,8,8] model.input_shape=[3,8,8]", "MLP was built for samples of shape (3, 8, 8) but got (1, 8, 8): set model.input_shape=[1,8,8]"),
+    row("data=synthetic data._target_=lab.models.zoo.Uneven data.input_shape=[1,8,8]", "MLP was built for samples of shape (1, 8, 8) but got (1, 8, 9): in this split, x has another shape than in train - give both one shape by data.transforms"),
     row("data.order._target_=lab.models.zoo.Order", "data.order: lab.models.zoo.Order cannot be built: cannot order 1297 samples (RuntimeError, TMP/mine/zoo.py, line [...]; LAB_TRACEBACK=1 prints the traceback)"),
     row("data/order=first data.order.count=9999", "data.order.count=9999 must be between 1 and the 1,297 samples of the training split"),
     row("data.splits.val.group=valid", "data.splits.val.group: [...]digits.h5 has no group 'valid' [...]; did you mean 'val'? [...]"),

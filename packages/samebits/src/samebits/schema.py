@@ -132,7 +132,7 @@ def typed(
     root = root if key else values
     for name in values:
         if name not in schema:
-            raise ConfigError(no_such_key(join(key, str(name)), schema, leaves(root), moved))
+            raise ConfigError(no_such_key(join(key, str(name)), schema, [*root, *leaves(root)], moved))
     for name in schema:
         if name not in values:
             raise ConfigError(f"{join(key, name)}: is missing - set {join(key, name)}=...")

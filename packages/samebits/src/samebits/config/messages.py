@@ -99,9 +99,10 @@ def no_override(text: str | None, argv: Sequence[str] = ()) -> str:
     if odd:
         name = unicodedata.name(odd[0], "no letter")
         return f"{text}: {odd[0]!r} is {name} - type the sign of the keyboard, or quote the text, 'key=\"...\"'"
-    key, _, value = (text or "").partition("=")
-    if value.isidentifier() and not value.isascii():
-        return f"{text}: contains a letter that is not ASCII - quote the text, '{key}=\"{value}\"'"
+    key, equals, value = (text or "").partition("=")
+    if equals and not value.isascii() and not set(value) & set("\"'[{("):
+        quoted = ",".join(f'"{one}"' for one in value.split(","))
+        return f"{text}: contains a letter that is not ASCII - quote the text, '{key}={quoted}'"
     return f"{text}: {INVALID_OVERRIDE}"
 
 
@@ -263,7 +264,8 @@ def unknown_key(project: Project, key: str, argv: Sequence[str], compose: Compos
     if "/" in key or "@" in key:
         return _no_such_group(key, conf)
     cfg = _composed(project, argv, compose)
-    elsewhere = leaves({name: node for name, node in cfg.items() if name != "hydra"})
+    own = {name: node for name, node in cfg.items() if name != "hydra"}
+    elsewhere = [*own, *leaves(own)]
     parent, _, name = key.rpartition(".")
     node: Any = cfg
     for depth, part in enumerate(parent.split(".") if parent else []):
@@ -294,7 +296,7 @@ def not_in(project: Project, key: str, node: dict[str, Any], elsewhere: Sequence
     option = yamls.option_for(key, node, argv, project.conf) if complete and not close else ""
     more = "" if option else added(project, key, node, argv)
     if more:  # an argument, unless the same name exists elsewhere; a mapping without a class accepts any name
-        elsewhere = [k for k in elsewhere if target and len(name) > 2 and k.endswith(f".{name}")]
+        elsewhere = [k for k in elsewhere if target and len(name) > 2 and k.rpartition(".")[2] == name]
     return no_such_key(key, node, elsewhere, project.moved_keys, option) + more
 
 
