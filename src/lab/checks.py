@@ -7,7 +7,6 @@ import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -65,33 +64,23 @@ def checked_prediction(task: Any, model: nn.Module, batch: Any) -> Mapping[str, 
     return named
 
 
-def with_error_hints(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate forward(model, task, batch, ...): replace an error with a known cause (a wrong dtype, a missing field,
-    wrong arguments, a collective that some ranks do not reach) by one that contains the remedy."""
-
-    @wraps(forward)
-    def call(model: nn.Module, task: Any, batch: Any, *more: Any) -> Any:
-        try:
-            return forward(model, task, batch, *more)
-        except ConfigError as error:
-            if line := _shape_mistake(model, task, batch, error):
-                raise ConfigError(line) from error
-            raise
-        except Exception as error:
-            mistake: Exception | None = None
-            if isinstance(error, KeyError):
-                mistake = _field_mistake(batch, error)
-            elif isinstance(error, TypeError):
-                mistake = _argument_mistake(model, error)
-            elif isinstance(error, (RuntimeError, ValueError)):
-                mistake = _dtype_mistake(model, batch, error) or _collective_mistake(model, error)
-                mistake = mistake or _gradient_mistake(task, error)
-            if mistake is not None:
-                raise mistake from error
-            _note_inputs(model, task, batch, error)
-            raise
-
-    return call
+def error_with_hints(model: nn.Module, task: Any, batch: Any, error: Exception) -> Exception:
+    """Return an error that contains the remedy if the losses failed with a known cause (a wrong dtype, a missing field,
+    wrong arguments, a collective that some ranks do not reach). Otherwise return `error` itself."""
+    mistake: Exception | None = None
+    if isinstance(error, ConfigError):
+        line = _shape_mistake(model, task, batch, error)
+        return ConfigError(line) if line else error
+    if isinstance(error, KeyError):
+        mistake = _field_mistake(batch, error)
+    elif isinstance(error, TypeError):
+        mistake = _argument_mistake(model, error)
+    elif isinstance(error, (RuntimeError, ValueError)):
+        mistake = _dtype_mistake(model, batch, error) or _collective_mistake(model, error)
+        mistake = mistake or _gradient_mistake(task, error)
+    if mistake is None:
+        _note_inputs(model, task, batch, error)
+    return mistake or error
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def evaluate(
 
     net = for_evaluation(LossModule(model, task), hardware)
     world.broadcast_buffers(net)
-    autocast = hardware.autocast
+    autocast, key = hardware.autocast(), losses_key(task)
     metrics = {name: as_metric(metric) for name, metric in task.metrics.items()}
     stateful = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
     per_sample = {name: metric for name, metric in metrics.items() if name not in stateful}
@@ -71,10 +71,10 @@ def evaluate(
     with evaluation_mode(model, task), rng(world.rank, 0):
         for k, batch in enumerate(batches):
             size, real = size_and_real(k)  # the rows after the first `real` are padding
-            with autocast():
+            with autocast:
                 losses, output = net(batch)
                 weights = task.sample_weights(batch)
-            check_terms(losses_key(task), losses, size, task.loss_names)
+            check_terms(key, losses, size, task.loss_names)
             values = [losses[name] for name in ("loss", *task.loss_names)]
             for name, metric in per_sample.items():
                 values.append(call_with_hints(metric, f"task.metrics.{name}", output, batch))

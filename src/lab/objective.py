@@ -8,17 +8,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.checks import with_error_hints
+from lab.checks import error_with_hints
 from lab.tasks.base import Batch, Task
 from samebits.errors import ConfigError
 
 
-@with_error_hints
 def forward_loss(model: nn.Module, task: Task, batch: Batch, objective: str = "") -> tuple[dict[str, Tensor], Any]:
     """Return ({"loss": (B,), <loss name>: (B,), ...}, output) from Task.losses or, for an objective,
     <objective>_losses."""
     method = f"{objective}_losses" if objective else "losses"
-    returned = getattr(task, method)(model, batch)
+    try:
+        returned = getattr(task, method)(model, batch)
+    except Exception as error:
+        if (mistake := error_with_hints(model, task, batch, error)) is error:
+            raise
+        raise mistake from error
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise ConfigError(
             f"task: {type(task).__name__}.{method} returned a {type(returned).__name__}; it must return (losses, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -154,16 +155,21 @@ def test_only_an_idle_gpu_waits_for_data(seed: int) -> None:
     """Random steps: host work, kernels, a loader that blocks, a copy that ends later; against the sum of the gaps."""
     pick, gpu = random.Random(seed), Gpu()
     clock = waits.DeviceWaits(lambda: gpu)
-    idle = 0.0
+    idle: list[float] = []
+
+    def batches() -> Iterator[None]:
+        while True:
+            asked, free = gpu.now_s, gpu.busy_until
+            gpu.now_s += pick.choice([0.0, 0.0, 0.005, 0.1])  # no batch yet
+            arrives = gpu.now_s + pick.choice([0.0, 0.0, 0.03])  # its copy
+            gpu.busy_until = max(gpu.busy_until, arrives)
+            idle.append(max(0.0, gpu.busy_until - max(asked, free)))
+            yield
+
+    given = batches()
     for _ in range(300):
         gpu.now_s += pick.choice([0.0, 0.001, 0.02])  # the host launches the step
         gpu.kernel(pick.choice([0.001, 0.01, 0.05]))
-        clock.begin()
-        asked, free = gpu.now_s, gpu.busy_until
-        gpu.now_s += pick.choice([0.0, 0.0, 0.005, 0.1])  # no batch yet
-        arrives = gpu.now_s + pick.choice([0.0, 0.0, 0.03])  # its copy
-        gpu.busy_until = max(gpu.busy_until, arrives)
-        idle += max(0.0, gpu.busy_until - max(asked, free))
-        clock.end()
+        clock.next(given)
     gpu.now_s = gpu.busy_until
-    assert clock.seconds() == pytest.approx(idle)
+    assert clock.seconds() == pytest.approx(sum(idle))

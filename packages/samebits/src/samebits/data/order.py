@@ -303,8 +303,7 @@ class EvalPlan:
         """Return (sample ids, rows) of the k-th batch, each (B,) int64; None after the last batch."""
         if k >= self._num_batches:
             return None
-        rows, counted = self.size_and_real(k)
-        begin, _ = self._places(k)
+        begin, rows, counted = self._place(k)
         part = self._own[begin : begin + counted]
         positions = np.arange(part.start, part.stop, part.step, dtype=np.int64)
         if rows > counted:
@@ -315,11 +314,12 @@ class EvalPlan:
 
     def size_and_real(self, k: int) -> tuple[int, int]:
         """Return (number of rows, number of rows that count) of the k-th batch; padding is at its end."""
-        begin, end = self._places(k)
-        return end - begin, max(0, min(end, self.num_rows) - begin)
+        return self._place(k)[1:]
 
-    def _places(self, k: int) -> tuple[int, int]:
+    def _place(self, k: int) -> tuple[int, int, int]:
+        """Return (first of the rank's positions, number of rows, number of rows that count) of the k-th batch."""
         begin = k * self._batch_size
-        if begin < self._even:
-            return begin, min(begin + self._batch_size, self._even)
-        return self._even, self._length
+        end = min(begin + self._batch_size, self._even)
+        if begin >= self._even:
+            begin, end = self._even, self._length
+        return begin, end - begin, max(0, min(end, self.num_rows) - begin)

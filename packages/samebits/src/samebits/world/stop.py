@@ -114,8 +114,8 @@ class StopRequest:
         now = time.monotonic()
         step_s = now - self._last_call if self._last_call is not None else 0.0
         self._last_call = now
-        if world.is_main:
-            self._look_at_the_clock(now, step_s)
+        if self.max_time_s is not None and world.is_main:
+            self._look_at_the_clock(self.max_time_s, now, step_s)
         if world.size == 1:
             self.cause = self.requested
             return bool(self.cause)
@@ -132,11 +132,9 @@ class StopRequest:
                 self._receive()
         return bool(self.cause)
 
-    def _look_at_the_clock(self, now: float, step_s: float) -> None:
-        if self.max_time_s is None or self.requested:
-            return
-        room_s = 2 * (self.save_s + step_s) if self.save_s else max(2 * step_s, min(30.0, self.max_time_s / 20))
-        if now - self.began > self.max_time_s - room_s:
+    def _look_at_the_clock(self, max_time_s: float, now: float, step_s: float) -> None:
+        room_s = 2 * (self.save_s + step_s) if self.save_s else max(2 * step_s, min(30.0, max_time_s / 20))
+        if not self.requested and now - self.began > max_time_s - room_s:
             self.requested = MAX_TIME
 
     def _announce(self, world: World, now: float) -> None:

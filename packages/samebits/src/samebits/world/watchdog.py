@@ -36,9 +36,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from samebits.children import beat, has_starter, mark_finished, note_step, progress_at
 from samebits.errors import RankLost
@@ -62,8 +63,7 @@ HELD = (
 DEBUGGERS = ("pdb", "bdb", "pydevd", "_pydevd_bundle", "IPython", "code", "ipdb", "pudb", "debugpy")
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):  # which is made twice as fast as a frozen dataclass, in each step
     """The last progress of the main thread. at: time.monotonic() in seconds. doing: its work since then. limit: in
     multiples of the timeout."""
 
@@ -103,7 +103,7 @@ class HangWatchdog:
     def latest(self) -> Mark:
         """Return the last progress of the main thread."""
         mark = self._mark
-        return replace(mark, at=max(mark.at, progress_at()))
+        return mark._replace(at=max(mark.at, progress_at()))
 
     @contextmanager
     def user_code(self, name: str, step: int) -> Iterator[None]:
@@ -115,7 +115,7 @@ class HangWatchdog:
         try:
             yield
         finally:
-            self._mark = replace(before, at=time.monotonic(), step=step)
+            self._mark = before._replace(at=time.monotonic(), step=step)
             note_step(before.doing, step)
 
     @contextmanager
@@ -150,7 +150,7 @@ class HangWatchdog:
             mark = self.latest()
             self._send_heartbeat(mark.limit)
             if now - seen > 10 * POLL_S:  # the process was stopped (Ctrl-Z): that time does not count
-                self._mark = replace(mark, at=mark.at + now - seen)
+                self._mark = mark._replace(at=mark.at + now - seen)
             else:
                 with suppress(OSError, ValueError):  # an error of a shared file system; try again after POLL_S
                     if self.timeout_s is not None and now - mark.at > self.timeout_s * mark.limit:
@@ -198,7 +198,7 @@ class HangWatchdog:
     def _stands_still(self, mark: Mark) -> None:
         assert self.timeout_s is not None
         if in_debugger(self._main, self._outer):
-            self._mark = replace(mark, at=time.monotonic())
+            self._mark = mark._replace(at=time.monotonic())
             return
         own, own_stack = self._position()
         reports = [own]
@@ -214,7 +214,7 @@ class HangWatchdog:
         if found is None:
             if self.size > 1:
                 self._board.end_round()
-            self._mark = replace(self._mark, at=time.monotonic())
+            self._mark = self._mark._replace(at=time.monotonic())
             return
         rank, message = found
         stack = own_stack if rank == self.rank else self._board.stack(rank) if rank in {r.rank for r in reports} else ""

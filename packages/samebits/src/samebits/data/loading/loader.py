@@ -208,9 +208,7 @@ class Loader:
                     change, self._change = self._change, None
                     self.plan = self.plan.reordered(k, change)  # type: ignore[attr-defined]
                     stream, k = self._source.stream(self.plan), 0
-                self._waits.begin()
-                pair = next(stream, None)
-                self._waits.end()
+                pair = self._waits.next(stream)
                 if pair is None:
                     return
                 batch, sample_ids = pair
@@ -247,10 +245,13 @@ class Loader:
 
     def _transformed(self, batch: Batch, sample_ids: Tensor, k: int) -> Batch:
         assert self.transform is not None
-        with self._samples.transforming(sample_ids):
+        try:
             if getattr(self.transform, "takes_rows", False):
                 return self.transform(batch, sample_ids, self.plan(k)[1])  # type: ignore[index]
             return self.transform(batch, sample_ids)
+        except BaseException:
+            with self._samples.transforming(sample_ids):  # for errors only: it costs 6 calls
+                raise
 
     def close(self) -> None:
         """Stop threads and workers. It can be called twice."""

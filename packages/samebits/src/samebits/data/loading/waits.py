@@ -10,28 +10,29 @@ wait in the loader while the GPU is busy with earlier steps. Then only the time 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from samebits.clocks import DeviceClock, HostClock
+
+T = TypeVar("T")
 
 
 class HostWaits:
     """Sum the times spent in the loader."""
 
     def __init__(self) -> None:
-        self._seconds = self._began = 0.0
+        self._seconds = 0.0
 
-    def begin(self) -> None:
-        """Call it before the loop gets a batch."""
-        self._began = HostClock.now()
-
-    def end(self) -> None:
-        """Call it after the loop got a batch."""
-        self._seconds += HostClock.now() - self._began
+    def next(self, batches: Iterator[T]) -> T | None:
+        """Return next(batches, None), and add the time that it takes."""
+        began = HostClock.now()
+        batch = next(batches, None)
+        self._seconds += HostClock.now() - began
+        return batch
 
     def seconds(self) -> float:
         """Return the seconds that the loop has waited so far."""
@@ -47,18 +48,16 @@ class DeviceWaits:
     def __init__(self, clock: Callable[[], Any]) -> None:
         self._make, self._seconds = clock, 0.0
         self._clock: Any = None
-        self._end: Any = None
         self._pending: deque[tuple[Any, Any]] = deque()  # (end, resumed) that the device has not reached yet
 
-    def begin(self) -> None:
-        """Call it before the loop gets a batch."""
+    def next(self, batches: Iterator[T]) -> T | None:
+        """Return next(batches, None), which enqueues the copy of the batch, and add the time that the device idles."""
         self._clock = self._clock or self._make()
-        self._end = self._clock.now()
-
-    def end(self) -> None:
-        """Call it after the loop got a batch; on a GPU, after its copy was enqueued."""
-        self._pending.append((self._end, self._clock.now()))
+        end = self._clock.now()
+        batch = next(batches, None)
+        self._pending.append((end, self._clock.now()))
         self.seconds()
+        return batch
 
     def seconds(self) -> float:
         """Return the seconds that the device has waited so far. It does not wait for the device."""
