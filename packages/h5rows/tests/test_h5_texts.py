@@ -92,7 +92,12 @@ def test_each_format_of_images_is_known(kind: str) -> None:
     image, stream = pytest.importorskip("PIL.Image"), io.BytesIO()
     image.new("RGB", (3, 2)).save(stream, kind)
     assert guess(stream.getvalue(), "") == "image"
-    assert image_of(stream.getvalue()) == (None if kind in ("BMP", "PPM") else kind)  # "BM" may begin a text
+    assert image_of(stream.getvalue()) == kind
+
+
+@pytest.mark.parametrize("text", ["BMW i3, 2019", "BM", "P5 is a key", "P6\n12 monkeys", "P5"])
+def test_a_text_with_the_first_letters_of_an_image_is_a_text(text: str) -> None:
+    assert guess(text.encode(), "") == "text"
 
 
 def test_no_such_encoding(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from h5rows.errors import ConfigError, first_line, machine_fault, need
 from h5rows.importers.folders import check_inside, check_kind, files_of
 from h5rows.importers.images import ImageDecoder
 from h5rows.options import PackOptions
-from h5rows.reading.texts import IMAGES_OR_TEXT, image_of
+from h5rows.reading.texts import image_of
 from h5rows.source import SPLIT_NAMES, BadSample, Field, SampleSource, bad, first_readable, ranges
 
 TEXT = {"encoding": "utf-8"}
@@ -35,7 +35,7 @@ AS_TEXT = "kinds={'NAME': 'text'} keeps it"
 
 def guess(raw: bytes, where: object) -> str:
     """Return the kind of bytes whose kind was not given. Raise ConfigError for a pickle or unknown bytes."""
-    if image_of(raw) or raw.startswith(IMAGES_OR_TEXT):
+    if image_of(raw):
         return "image"
     if raw.startswith(b"\x93NUMPY"):
         return "npy"

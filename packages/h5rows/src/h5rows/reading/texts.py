@@ -3,6 +3,7 @@ ASCII."""
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -15,9 +16,16 @@ from h5rows.reading.memory import CHEAP, check_declared
 UTF_8 = "utf-8"
 LOOKED_AT = 4096  # rows that `inspect` decodes
 OTHERS = ("gb18030", "cp932", "euc_kr", "cp1252")  # encodings of programs that do not write UTF-8
-# the first bytes of image files; a text may begin with those of BMP, PGM and PPM
-IMAGES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
-IMAGES_OR_TEXT = (b"BM", b"P5", b"P6")
+# The first bytes of image files. A text may begin with BM or P5 too, so the numbers that follow are compared.
+IMAGES = {
+    "JPEG": rb"\xff\xd8\xff",
+    "PNG": rb"\x89PNG",
+    "GIF": rb"GIF8",
+    "TIFF": rb"II\*\0|MM\0\*",
+    "WebP": rb"RIFF....WEBP",
+    "BMP": rb"BM....\0{4}",
+    "PPM": rb"P[56](\s|#[^\n]*\n)+\d+\s+\d+\s+\d+\s",
+}
 DECODE = "decode them with PIL and write the pixels with h5rows.write"  # the remedy
 
 
@@ -36,9 +44,7 @@ def check_encoding(encoding: Any) -> str:
 
 def image_of(raw: bytes) -> str | None:
     """Return the format if the bytes are an image file, otherwise None."""
-    if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP":
-        return "WebP"
-    return next((found for magic, found in IMAGES.items() if raw.startswith(magic)), None)
+    return next((name for name, magic in IMAGES.items() if re.match(magic, raw, re.DOTALL)), None)
 
 
 def decoded(raw: bytes, where: str, encoding: str) -> str:
