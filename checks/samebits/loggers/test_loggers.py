@@ -221,6 +221,13 @@ def test_what_the_csv_misses_is_written_at_the_end(tmp_path: Path) -> None:
     assert table(tmp_path) == [("train/loss", 1, 0.5), ("train/loss", 2, 0.25)]
 
 
+def test_a_step_is_a_number(tmp_path: Path) -> None:
+    with RunLogger(PROGRAM, tmp_path, LoggerConfig(kind="none"), 0, 60.0) as logger:
+        logger.begin(0, 10)
+        with pytest.raises(ConfigError, match=r"^log\('step'\): expected a number, got str - "):
+            logger.log("1", {"train/loss": 0.5})  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_the_hparams_tab_has_a_row_for_each_job_of_a_sweep(tmp_path: Path) -> None:
     """As TensorBoard itself reads it: the values of each job, and the scores of its result.json."""

@@ -103,6 +103,11 @@ def test_a_crash_while_the_stack_is_written_does_not_hide_the_first_error(
     assert message.startswith(f"rank 0 was killed by {said}")
 
 
+def test_no_ranks_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^RankLauncher\.run: count must be >= 1, got 0$"):
+        RankLauncher().run(lambda folder: None, tmp_path, 0)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_without_shared_memory_one_line_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: str) -> None:

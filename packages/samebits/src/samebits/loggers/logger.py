@@ -150,7 +150,7 @@ class RunLogger(Logger):
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Write a line to metrics.jsonl and log it to the copies. Raise ConfigError if a value is not a number."""
-        check_numbers(values)
+        check_numbers({"step": step, **values})
         self._write(step, values)
         for copy in self._copies:
             copy.log(step, values)

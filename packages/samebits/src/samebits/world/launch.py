@@ -107,6 +107,8 @@ class RankLauncher:
 
     def run(self, target: Callable[[Path], None], directory: Path, count: int) -> None:
         """Run target(directory) in `count` ranks and wait for all. Raise RunFailed if one failed."""
+        if count < 1:
+            raise ConfigError(f"RankLauncher.run: count must be >= 1, got {count}")
         context: Any = mp.get_context(start_method())
         with store_file(context.get_start_method() == "fork") as store:
             heartbeats, pipes = Heartbeats(context, count), [context.Pipe(duplex=False) for _ in range(count)]
