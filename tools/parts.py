@@ -110,7 +110,10 @@ PARTS = {
             "learning curves and confusion matrices as pictures",
             "curves", "callback/confusion", "callbacks/confusion",
         ),
-        summary=("a table of the model's modules, with shapes, parameters and FLOP",),
+        summary=(
+            "a table of the model's modules, with shapes, parameters and FLOP, and pictures of its graph",
+            "first_batch", "callback/graph", "callbacks/graph", "model_graph",
+        ),
         energy=("the power of NVIDIA GPUs in the log, and the energy of a sweep in its report",),
         waits=("`debug=waits`, which names lines of code that wait for the GPU",),
         boxes=("the average precision of detected boxes", "box_precision"),

@@ -311,8 +311,9 @@ def check_trace(tools: Any, folder: Path, made: dict[str, bytes], before: set[st
     gone = (deleted | {"benchmarks", "notebooks"}) - {Path(name).stem for name in made}
     # words that have another meaning, too; `named_there` below finds the files and options of these parts
     gone -= {
-        "clip", "color", "columns", "curves", "energy", "generation", "language", "mae", "mixed", "onnx", "parts",
-        "renamed", "retrieval", "sequences", "streaming", "summary", "tokens", "views", "waits",
+        "clip", "color", "columns", "curves", "energy", "first_batch", "generation", "graph", "language", "mae",
+        "mixed", "onnx", "parts", "renamed", "retrieval", "sequences", "streaming", "summary", "tokens", "views",
+        "waits",
     }  # fmt: skip
     assert {"byol", "autoencoder", "token_buckets", "cifar10_fast", "sample_text", "tour", "benchmarks"} < gone
     named = re.compile(rf"(?<![\w.-])({'|'.join(gone)})(?![\w-])")

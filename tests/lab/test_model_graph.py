@@ -11,7 +11,6 @@ from common import QUICK, needs
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, start_run
 
-pytestmark = needs("conf/callback/graph.yaml")
 SHORT = (*QUICK[:3], "trainer.max_epochs=null", "trainer.max_steps=4", "trainer.log_every=1")
 
 

@@ -87,7 +87,7 @@ def test_each_is_scored_and_one_of_them_watched(tmp_path: Path, monkeypatch: pyt
         ("hardware.cuda_graph=true", "only training reads it"),
         ("data.order.drop_last=false", "only training reads it"),
         ("data/order=first", "only training reads it"),
-        ("callback=graph", "only training reads it"),
+        ("callback=pictures", "only training reads it"),
     ):
         with pytest.raises(ConfigError, match=rf"^{override}: has no effect on a trained model.*{said}"):
             score_checkpoint(run, "test", [override])

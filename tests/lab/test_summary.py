@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import QUICK, needs
+from common import QUICK
 
 from samebits.errors import ConfigError
 from samebits.testing import assert_equal, last_checkpoint, metrics, start_run
 from samebits.testing.processes import slow
 
-pytestmark = needs("conf/callback/summary.yaml")
 SHORT = (*QUICK, "trainer.max_steps=3", "trainer.log_every=1", "trainer.global_batch_size=12", "model.dropout=0.3")
 
 
@@ -39,9 +38,7 @@ def test_the_table_is_written_and_the_run_is_the_same(tmp_path: Path, ranks: int
 
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])
-@pytest.mark.parametrize(
-    "callback", ["summary", pytest.param("graph", marks=(needs("conf/callback/graph.yaml"), pytest.mark.slow))]
-)
+@pytest.mark.parametrize("callback", ["summary", slow("graph")])
 def test_a_model_that_asks_for_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callback: str, ranks: int
 ) -> None:
