@@ -322,6 +322,8 @@ def forget(tree: Path, deleted: Iterable[str], parts: Sequence[Part]) -> None:
                 )
             else:
                 text = without_sentences(without_sections(text, told), told)
+        if page.suffix == ".md":  # tables without rows
+            text = re.sub(r"^\|.*\n\|[-|]+\n\n", "", text, flags=re.MULTILINE)
         page.write_text(text, encoding="utf-8")
 
 

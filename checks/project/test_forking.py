@@ -341,6 +341,7 @@ def check_trace(tools: Any, folder: Path, made: dict[str, bytes], before: set[st
         if name.endswith(".md"):  # a colon leads to code, a file's name, a list, a table or a formula
             leads_to = r"`[^`\n]+`:\n|```|[-|>!<]|\d+\. |    |sparsity\(t\)"
             assert re.findall(rf"^[^#\n].*:\n\n(?!{leads_to})", text, re.MULTILINE) == [], name
+            assert re.findall(r"^\|.*\n\|[-| ]+\n(?!\|)", text, re.MULTILINE) == [], name  # a table without rows
         if name.endswith(".md"):
             assert "sweeper=optuna" not in text, name
     assert not found, "\n".join(f"{name}: {line}" for name, lines in found.items() for line in lines)
