@@ -150,6 +150,10 @@ SYNTAXES = [
     row("data.path=~/a.h5", "data.path=~/a.h5: the shell does not expand this ~ - write data.path=$HOME/a.h5"),
     row("--config-path TMP", "Cannot find primary config 'train'. Check that it's in your config search path - to add a folder to conf/, use --config-dir"),
     *(row(f"'{plus}model.hidden={{a: 1}}'", "model.hidden: expected a list, got {a: 1}") for plus in ("", "++")),
+    *(
+        row(f"{more}hydra.searchpath=[{scheme}TMP/none]", "hydra.searchpath: TMP/none: no such folder or package with yamls")
+        for scheme, more in (("file://", ""), ("", "-m seed=1,2 "), ("", "--cfg job "))
+    ),
     row("data.transforms=[flip]", "data.transforms: expected a mapping, got [flip] - to choose options, write data/transforms=[flip]"),
     row("hydra.job.num=abc", "hydra.job.num=abc: Value 'abc' of type 'str' could not be converted to Integer"),
     row("optim.lr='${optm.lr}'", "optim.lr: there is no key optm.lr, to which ${optm.lr} refers"),

@@ -14,6 +14,7 @@ import secrets
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
@@ -109,6 +110,7 @@ def run_hydra(project: Project, job: Callable[[DictConfig], Any]) -> None:
     yamls.check_primary(sys.argv[1:], project.conf)
     yamls.check_bare(sys.argv[1:], project.conf)
     register_resolvers(project)
+    warnings.filterwarnings("error", "provider=hydra.searchpath")  # a folder that does not exist: see `explain`
 
     def task(cfg: DictConfig) -> Any:
         return job(cfg)

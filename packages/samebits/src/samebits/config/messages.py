@@ -78,6 +78,8 @@ def explain(project: Project, error: BaseException, argv: Sequence[str], compose
             options = yamls.options(group, argv, project.conf) if group else []
             if options and value not in options:
                 return f"{group}={value}: no such option ({group} has: {', '.join(options)})"
+    if isinstance(error, UserWarning) and (found := re.match(r"provider=(\S+) in .*, path=(.*) is not ", str(error))):
+        return f"{found[1]}: {found[2]}: no such folder or package with yamls"
     if found := re.match(r"(?:Unknown plugin class :|Invalid plugin) '([^']+)'", str(error)):
         return _plugin(found[1])
     return one_line(error) if _by_hydra(project.root, error) else None

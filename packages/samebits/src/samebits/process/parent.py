@@ -92,12 +92,12 @@ def start(
         else:
             try:
                 fill_directory(program, run_dir, cfg, overrides)
-            except OSError as error:  # a full disk
+            except OSError as error:  # a full disk, or a source file that cannot be read
                 empty_directory(run_dir, keep=foreign)
                 file = error.filename2 or error.filename  # of a copy: the destination
                 elsewhere = file and run_dir not in Path(os.fsdecode(file)).parents
-                place = file if elsewhere else f"hydra.run.dir={run_dir}"
-                raise ConfigError(f"{place}: cannot be written: {error.strerror or error}") from error
+                place = file if elsewhere else f"hydra.run.dir={run_dir}: cannot be written"
+                raise ConfigError(f"{place}: {error.strerror or error}") from error
         keep_versions(run_dir, versions)
         for line in keep_files(program.root, run_dir, cfg, begins=not has_trained(run_dir)):
             print(line, file=sys.stderr)
