@@ -24,7 +24,7 @@ import lab
 from h5rows.lazy_imports import names_of as listed_of
 from lab.groups import RootConfig
 from lab.options import TrainerConfig
-from samebits.lazy_imports import RENAMED, names_of
+from samebits.lazy_imports import names_of
 from samebits.parallel import Strategy
 
 SRC = ROOT / "src"
@@ -406,14 +406,6 @@ def test_importing_all_pages_imports_no_library() -> None:
 def test_a_name_that_a_page_lacks_is_named() -> None:
     with pytest.raises(ImportError, match=r"cannot import name 'Wurld' from 'samebits\.world'"):
         from samebits.world import Wurld  # type: ignore[attr-defined]  # noqa: F401
-
-
-@pytest.mark.parametrize("package", RENAMED)
-def test_an_import_of_an_old_name_names_the_new_one(package: str) -> None:
-    for old, new in RENAMED[package].items():
-        with pytest.raises(ImportError, match=rf"^{package}\.{old} was renamed in samebits 0\.3: import {new}$"):
-            exec(f"from {package} import {old}")
-        exec(f"from {package} import {new}")
 
 
 @pytest.mark.parametrize("line", ["from a import b", "from a import b as c", "import a", "x = 1"])

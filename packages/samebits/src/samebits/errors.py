@@ -12,12 +12,7 @@ from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeVar
-
-from samebits.lazy_imports import renamed_getattr
-
-if not TYPE_CHECKING:
-    __getattr__ = renamed_getattr(__name__)
+from typing import TypeVar
 
 T = TypeVar("T", bound=type)
 
