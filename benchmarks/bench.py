@@ -4,8 +4,8 @@
 
 CPU alone, one thread a rank, data in memory, AdamW (fused), clipped at norm 1, the loss logged each 50 steps. Bare is
 what one writes by hand: zero_grad, forward, backward, clip_grad_norm_, step; with two ranks DDP as torch sets it up
-(gloo). A callback of the run does as many bare steps at each of its logs, so that both see the same machine. Ours is
-all that the loop does: data, log, watchdog, balance of the ranks, agreeing to go on. The table gives medians over these
+(gloo). After each log of the run, its process takes as many bare steps, so that both see the same machine. Ours is all
+that the loop does: data, log, watchdog, balance of the ranks, agreeing to go on. The table gives medians over these
 blocks, and over the ratios of neighbours. save: benchmarks/save.py.
 
 --cpu measures the CPU time of a process instead of the time that passes: for a machine on which other work runs. What
@@ -125,27 +125,26 @@ def measure(case: Case, blocks: int, file: Path, cpu: bool = False) -> None:
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
     import common  # noqa: F401 - registers the program
 
-    import lab.run
-    from lab.callbacks.base import Callback
+    import lab.loop
     from samebits.testing import start_run
 
-    class Bare(Callback):
-        def on_start(self, state: Any) -> None:
-            self.block, self.pairs = bare_block(case), []
-            self.began = clock()
+    log_train, began = lab.loop.log_train, clock()
+    block: Callable[[], None] | None = None
+    pairs: list[tuple[float, float]] = []
 
-        def on_log(self, state: Any, values: dict[str, float]) -> None:
-            ours_end = clock()
-            self.block()
-            bare_end = clock()
-            self.pairs.append(((ours_end - self.began) / STEPS, (bare_end - ours_end) / STEPS))
-            self.began = bare_end
+    def log_and_take_bare_steps(*given: Any) -> None:  # a callback would add its own cost: random states
+        nonlocal began, block
+        log_train(*given)
+        ours_end = clock()
+        block = block or bare_block(case)
+        block()
+        bare_end = clock()
+        pairs.append(((ours_end - began) / STEPS, (bare_end - ours_end) / STEPS))
+        if len(pairs) == WARM_UP + blocks and int(os.environ.get("RANK", 0)) == 0:
+            file.write_text(json.dumps(pairs[WARM_UP:]))
+        began = clock()
 
-        def on_end(self, state: Any, *scores: Any) -> None:
-            if int(os.environ.get("RANK", 0)) == 0:
-                file.write_text(json.dumps(self.pairs[WARM_UP:]))
-
-    lab.run.make_callbacks = lambda config: [Bare()]  # type: ignore[assignment]
+    lab.loop.log_train = log_and_take_bare_steps
     with tempfile.TemporaryDirectory() as folder:
         data = ["data=synthetic", f"data.size={SIZE}", f"data.shape={case.shape}"]
         if case.shape is None:
