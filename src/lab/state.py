@@ -72,7 +72,7 @@ class TrainState:
             group["lr"] = rate if isinstance(group["lr"], Tensor) else group["lr"]  # a device tensor in a CUDA graph
         weights = self.model.state_dict(keep_vars=True)
         frozen = [k for k, v in weights.items() if isinstance(v, nn.Parameter) and not v.requires_grad]
-        types = {name: str(value.dtype).removeprefix("torch.") for name, value in sorted(self.running_sums.items())}
+        types = {name: str(value.dtype).removeprefix("torch.") for name, value in self.running_sums.items()}
         return saved | {"ranks": [] if ranks is None else ranks, "running_sum_types": types, "shared": frozen}
 
     def add_to_sums(self, values: Mapping[str, Tensor]) -> None:
@@ -87,8 +87,8 @@ class TrainState:
                 self.running_sums[name] = value.detach().clone()
 
     def rank_row(self, device: torch.device) -> Tensor:
-        """Return this rank's own state, (K,) uint8: RNG states, then `running_sums` as float64, sorted by name."""
-        sums = [self.running_sums[name].detach().double() for name in sorted(self.running_sums)]
+        """Return this rank's own state, (K,) uint8: RNG states, then `running_sums` as float64."""
+        sums = [value.detach().double() for value in self.running_sums.values()]
         row = rng_bytes(device)
         return torch.cat([row, torch.stack(sums).cpu().view(torch.uint8)]) if sums else row
 
