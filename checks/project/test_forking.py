@@ -26,6 +26,7 @@ from samebits.testing.processes import called, sample_of
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 GIT = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false")
+KNOWN = re.compile(r'"lab\.|parts = data\.get')  # the old names of classes; config.parts_of
 OWN = ("lab==", "samebits==", "h5rows==")
 SMALL = ("logger=none", "hardware=cpu", "model.hidden=[8]", "trainer.max_epochs=null", "trainer.eval_every=4")
 
@@ -181,17 +182,23 @@ def test_a_test_that_chooses_an_option_of_a_part_is_skipped_without_it(tools: An
             assert [one for one in unnamed if one] == [], name
 
 
-def test_no_yaml_mentions_a_part_that_is_left_out(tools: Any, tmp_path: Path) -> None:
-    """Each part alone: without all of them, the yaml that mentions one is often left out too."""
+def test_no_yaml_and_no_module_mentions_a_part_that_is_left_out(tools: Any, tmp_path: Path) -> None:
+    """Each part alone: without all of them, the file that mentions one is often left out too."""
     tracked = tools.tracked(ROOT)
+    modules = {name: (ROOT / name).read_text() for name in tracked if re.fullmatch(r"src/\w+/.*\.py", name)}
     for name, part in tools.PARTS.items():
-        users = [tools.PARTS[user] for user, needed in tools.NEEDS.items() if name in needed]
-        tree, gone = tmp_path / name, [one for each in (part, *users) for one in each.files(tracked)]
+        users = [one for user, one in tools.PARTS.items() if name in tools.with_needed([user])]
+        tree, gone = tmp_path / name, [one for each in users for one in each.files(tracked)]
         shutil.copytree(ROOT / "conf", tree / "conf")
+        for one in modules.keys() - gone:
+            (tree / one).parent.mkdir(parents=True, exist_ok=True)
         before = {path: path.read_text() for path in (tree / "conf").rglob("*.yaml")}
         tools.delete(tree, gone)
         tools.forget(tree, gone, [part])
         told = tools.naming(tree, gone)
+        for one in modules.keys() - gone:
+            said = [line for line in modules[one].splitlines() if told.search(line)]
+            assert one.endswith(tools.FORGETTING) or all(KNOWN.search(line) for line in said), (one, said)
         for path in (tree / "conf").rglob("*.yaml"):
             text = path.read_text()
             assert not told.search(text), (name, path.name, told.search(text))
@@ -334,8 +341,7 @@ def check_trace(tools: Any, folder: Path, made: dict[str, bytes], before: set[st
         )
         left = [line for line in lines if named.search(line) and not re.search(skipped, line)]
         if name.startswith(("src/", "conf/")) and name != "conf/schema.json":  # also in docstrings and comments
-            known = ('"lab.', "parts = data.get")  # the old names of classes; config.parts_of
-            left += [ln for ln in text.splitlines() if named_there.search(ln) and not any(one in ln for one in known)]
+            left += [line for line in text.splitlines() if named_there.search(line) and not KNOWN.search(line)]
         found |= {name: left} if left else {}
         assert "template only" not in text, name
         if name.endswith(".md"):  # a colon leads to code, a file's name, a list, a table or a formula

@@ -14,7 +14,7 @@ class Transformers(Supervised):
 
     The criterion and the metrics are called with the model's logits: (B, C) with labels "y" (B,), or (B, L, V) with
     labels "y" (B, L) that are -100 at positions without a target. If "y" is (B, L), samples are weighted by their
-    number of targets, as in task=language.
+    number of targets.
     """
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
