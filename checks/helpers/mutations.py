@@ -78,8 +78,8 @@ CONTRACT: list[tuple[str, str, str, str]] = [
     # ---- a resume
     ("src/lab/state.py", "if world.rank < len(ranks):", "if world.rank > len(ranks):",
      "tests/lab/test_exactness.py::test_killed_twice_equals_undisturbed[1]"),
-    ("src/lab/state.py", "sums = [value.detach().double()",
-     "sums = [0 * value.detach().double()",
+    ("src/lab/state.py", "sums = [self.running_sums[name].detach().double()",
+     "sums = [0 * self.running_sums[name].detach().double()",
      "checks/samebits/parallel/test_fsdp.py::test_killed_twice_equals_undisturbed"),
     ("src/lab/run.py", 'open(progress["samples"], ', 'open(progress.get("step", 0), ',
      "checks/samebits/parallel/test_fsdp.py::test_a_run_goes_on_with_other_ranks[to ddp-first1-then1]"),

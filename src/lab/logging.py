@@ -82,11 +82,13 @@ def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     """Log the means since the last log, over all ranks: one all-reduce and one copy to the host for all values."""
     skipped = check_finite(state, run)
     names = [name for name in state.running_sums if name.rpartition("/")[2] != "non_finite"]
-    means = torch.stack([state.running_sums[name].float() for name in names])
+    names_sent = sorted(names)  # a task may return its values in another order on each rank
+    means = torch.stack([state.running_sums[name].float() for name in names_sent])
     sent = means if run.rank_timing is None else torch.cat([means, run.rank_timing.table()])
     sums = to_host(run.world.all_reduce_sum(sent))
-    counted = [run.world.size * (state.counts[name] - _skipped_of(name, skipped)) for name in names]
-    logged = {f"train/{name}": value / count for name, value, count in zip(names, sums, counted) if count}
+    summed = dict(zip(names_sent, sums))
+    counts = {name: run.world.size * (state.counts[name] - _skipped_of(name, skipped)) for name in names}
+    logged = {f"train/{name}": summed[name] / count for name, count in counts.items() if count}
     logged |= {f"train/{name}": rate for name, rate in state.schedule.logged_rates().items()}
     if state.source is None:
         logged["train/epoch"] = state.samples / run.samples_per_epoch

@@ -87,8 +87,8 @@ class TrainState:
                 self.running_sums[name] = value.detach().clone()
 
     def rank_row(self, device: torch.device) -> Tensor:
-        """Return this rank's own state, (K,) uint8: RNG states, then `running_sums` as float64."""
-        sums = [value.detach().double() for value in self.running_sums.values()]
+        """Return this rank's own state, (K,) uint8: RNG states, then `running_sums` as float64, sorted by name."""
+        sums = [self.running_sums[name].detach().double() for name in sorted(self.running_sums)]
         row = rng_bytes(device)
         return torch.cat([row, torch.stack(sums).cpu().view(torch.uint8)]) if sums else row
 
@@ -129,8 +129,8 @@ def sums_of_rank(row: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
     if not isinstance(row, Tensor):
         return dict(row["totals"])
     dtypes = payload["running_sum_types"]
-    sums = row[len(row) - 8 * len(dtypes) :].clone().view(torch.float64)
-    return {name: value.to(getattr(torch, dtype)) for (name, dtype), value in zip(dtypes.items(), sums)}
+    sums = dict(zip(sorted(dtypes), row[len(row) - 8 * len(dtypes) :].clone().view(torch.float64)))
+    return {name: sums[name].to(getattr(torch, dtype)) for name, dtype in dtypes.items()}
 
 
 @dataclass(frozen=True)

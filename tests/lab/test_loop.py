@@ -365,9 +365,11 @@ def totals(**values: float) -> dict[str, Tensor]:
 
 
 def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks, six steps since the last log, two of them skipped; the other rank's sums are four times these."""
+    """Two ranks, six steps since the last log, two of them skipped; the other rank's sums are four times these. Each
+    rank sends them sorted by name, in whatever order its task returns them."""
     around = Surroundings()
-    monkeypatch.setattr(World, "all_reduce_sum", lambda self, values: values * 5)
+    sent = []
+    monkeypatch.setattr(World, "all_reduce_sum", lambda self, values: sent.append(values.tolist()) or values * 5)
     run = run_of(around, non_finite="skip", world=World(0, 2, 0, CPU))
     sums = totals(loss=8.0, grad_norm=16.0, non_finite=2.0)
     state = state_of(step=10, samples=40, logged_step=4, running_sums=sums, counts=dict.fromkeys(sums, 6))
@@ -378,6 +380,7 @@ def test_a_log_has_the_means_over_the_steps_that_count(monkeypatch: pytest.Monke
             "own/x": 10, "perf/x": 40,
         }),
     ]  # fmt: skip
+    assert sent == [[16.0, 8.0]]
     assert around.named("read") == [("read", 40)]
     assert (state.running_sums, state.logged_step) == ({}, 10)
 
