@@ -392,7 +392,13 @@ def test_packing_imports_no_torch_and_the_rest_names_it_if_it_is_missing(tmp_pat
         ("", ["cache_mb", "swmr=True", "cache_gb=None", "missing={'y': 'drop'}", "external='allow'"]),
         (
             "data.",
-            ["data.cache_mb", "data.swmr=true", "data.cache_gb=null", "data.missing.y=drop", "data.external=allow"],
+            [
+                "data.cache_mb",
+                "data.swmr=true",
+                "data.cache_gb=null",
+                "'data.missing={y: drop}'",
+                "data.external=allow",
+            ],
         ),
     ],
 )
@@ -401,7 +407,7 @@ def test_messages_name_arguments_as_the_caller_writes_them(
 ) -> None:
     monkeypatch.setattr(h5rows.ConfigError, "group", group)
     given: list[tuple[Any, ...]] = [
-        ("cache_mb",), ("swmr", True), ("cache_gb", None), ("missing.y", "drop"), ("external", "allow"),
+        ("cache_mb",), ("swmr", True), ("cache_gb", None), ("missing", {"y": "drop"}), ("external", "allow"),
     ]  # fmt: skip
     assert [argument(*one) for one in given] == written
     with pytest.raises(h5rows.ConfigError, match=f"^{group}path=/no/data.path: no such file"):  # the name as it is

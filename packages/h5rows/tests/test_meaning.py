@@ -343,9 +343,14 @@ def test_characters(tmp_path: Path) -> None:
     words = ["left", "up"]
     with h5py.File(path, "w") as file:
         matlab(file, "names", np.array([list(map(ord, word.ljust(4))) for word in words], np.uint16), "char")
-        references(file, "cells", [np.array([list(map(ord, word))], np.uint16) for word in words], "char")
-    data = h5rows.Dataset(path, {"a": "names", "b": "cells"}, decode=True)
-    assert data.gather(np.arange(2)) == {"a": ["left", "up  "], "b": words}
+        rows = [np.array([list(map(ord, word))], np.uint16) for word in words]
+        references(file, "cells", rows, "char")
+        references(file, "columns", [row.T for row in rows], "char")  # as hdf5storage writes oned_as="column"
+        references(file, "blocks", [np.repeat(row, 2, axis=0) for row in rows], "char")
+    data = h5rows.Dataset(path, {"a": "names", "b": "cells", "c": "columns"}, decode=True)
+    assert data.gather(np.arange(2)) == {"a": ["left", "up  "], "b": words, "c": words}
+    with pytest.raises(ConfigError, match=r"blocks.*: a cell contains 2 rows of characters; save"):
+        h5rows.Dataset(path, {"a": "blocks"}, decode=True)
     with h5py.File(nc := str(tmp_path / "a.nc"), "w") as file:
         file["station"] = np.array([list(word.ljust(5, "\0")) for word in words], "S1")
     assert h5rows.Dataset(nc, {"s": "station"}, decode=True).gather(np.arange(2)) == {"s": words}
@@ -541,10 +546,30 @@ def test_categories_of_a_table(tmp_path: Path) -> None:
     assert (data.class_names, data.column("y").tolist()) == ({"y": ["B", "T"]}, [1, 0, 1])
 
 
+def test_a_categorical_column_of_pandas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its codes are in the table, its categories in another one; -1 is NaN. PyTables' indexes are not printed."""
+    rows = np.zeros(4, [("index", "i8"), ("kind", "i1"), ("size", "f4")])
+    rows["kind"] = [1, -1, 0, 1]
+    with h5py.File(path := str(tmp_path / "a.h5"), "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
+        file.create_group("df").attrs["pandas_type"] = "frame_table"
+        file["df/table"], file["df/_i_table/kind/sorted"] = rows, np.arange(4)
+        file["df/table"].attrs["kind_meta"] = np.bytes_("category")
+        file["df/meta/kind/meta/table"] = np.array([(0, b"B"), (1, b"T")], [("index", "i8"), ("values", "S1")])
+    for name in ("df/table/kind", "df/table/kind@classes"):
+        data = h5rows.Dataset(path, {"y": name}, decode=True, missing="drop")
+        assert data.column("y").tolist() == [1, 0, 1]
+    assert h5rows.Dataset(path, {"y": "df/table/kind"}, decode=True, missing=-1).class_names == {"y": ["B", "T"]}
+    h5rows.inspect(path)
+    assert "_i_table" not in capsys.readouterr().out
+
+
 def test_a_group_of_nexus_is_its_signal(tmp_path: Path) -> None:
-    data = h5rows.Dataset(str(made("nexus", tmp_path)), {"x": "entry/run"}, decode=True)
-    with h5py.File(tmp_path / "file.nxs") as file:
-        assert (data.column("x") == file["entry/run/counts"][:]).all()
+    values = h5rows.Dataset(str(made("nexus", tmp_path)), {"x": "entry/run"}, decode=True).column("x")
+    with h5py.File(tmp_path / "file.nxs", "r+") as file:
+        assert (values == file["entry/run/counts"][:]).all()
+        file["entry/run/channel"], file["entry/run/phase"] = np.arange(ROWS), np.arange(ROWS) % 3
+        assert choose(file).y.name == "entry/run/phase", "an axis is no label"
 
 
 def test_columns_of_a_table(tmp_path: Path) -> None:
@@ -776,6 +801,7 @@ def test_the_blocks_of_pandas_are_listed_with_their_columns(tmp_path: Path, labe
         file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
         file.create_group("df").attrs["pandas_type"] = "frame"
         file["df/axis1"], file["df/block0_items"] = np.arange(ROWS), np.array([b"age", b"size"])
+        file["df/axis1_label0"] = np.arange(ROWS) % 3  # of a MultiIndex
         file["df/block0_values"] = np.random.default_rng(0).normal(size=(ROWS, 2))
         if labels == "column":
             file["df/block1_items"], file["df/block1_values"] = np.array([b"kind"]), np.arange(ROWS)[:, None] % 2

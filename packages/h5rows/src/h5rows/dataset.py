@@ -153,7 +153,7 @@ class Dataset:
                     if found.dtype.kind == "f" and (lost := lost_share(found)):
                         what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
                         remedy = "to remove such rows, or a number, such as -1, to replace the class"
-                        raise ConfigError(f"{what}: set {argument(f'missing.{field}', 'drop')} {remedy}")
+                        raise ConfigError(f"{what}: set {argument('missing', {field: 'drop'})} {remedy}")
             rows = self._common_length(file_name, swmr)
             chosen: np.ndarray | range = range(rows)
             if entry.get("index") is not None:

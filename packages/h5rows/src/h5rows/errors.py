@@ -26,14 +26,12 @@ def argument(name: str, *value: Any) -> str:
     """Return an argument as the caller of this library writes it.
 
     name: with the keys below it, such as splits.train.rows. value: at most one, to return an assignment:
-    `missing={'y': 'drop'}` in Python, `data.missing.y=drop` in a config.
+    `missing={'y': 'drop'}` in Python, `'data.missing={y: drop}'` in a config, quoted for a shell.
     """
     if not value:
         return f"{ConfigError.group}{name}"
-    top, _, below = name.partition(".")
-    if below and not ConfigError.group:
-        return f"{top}={as_typed({below: value[0]})}"
-    return f"{ConfigError.group}{name}={as_typed(value[0])}"
+    assignment = f"{ConfigError.group}{name}={as_typed(value[0])}"
+    return f"'{assignment}'" if ConfigError.group and isinstance(value[0], Mapping) else assignment
 
 
 def as_typed(value: Any) -> str:

@@ -51,7 +51,8 @@ LATER = re.compile(r"^(processing/behavior|stimulus)/")  # NWB: what is predicte
 NUMBERED = re.compile(r"((?:[^/]+/)*?[^/]*\d)/(.+)")  # a numbered group, and the rest of the path
 # internal objects of the programs, in addition to the data
 INNER = re.compile(
-    r"(^|/)(#refs#|#subsystem#|__categories|_i_[^/]*|_index|axis\d+|indptr|indices|categories|codes)(/|$)"
+    r"(^|/)(#refs#|#subsystem#|__categories|_i_[^/]*|_index|(axis\d+|index)_(label|level)\d+|axis\d+|indptr|indices"
+    r"|categories|codes)(/|$)"
 )
 
 
@@ -141,7 +142,8 @@ def candidates(
             classes = len(names) if names else None
             if classes is None and field.dtype.kind in "iub" and len(field.shape) == 1 and len(field) <= 1 << 20:
                 labels = field.column()
-                labelled = labels.min() >= 0 and labels.max() < MOST_CLASSES and len(np.unique(labels)) <= 1000
+                most = 1000 if LABELS.search(name) else min(1000, len(labels) // 2)  # more are an axis or an index
+                labelled = labels.min() >= 0 and labels.max() < MOST_CLASSES and len(np.unique(labels)) <= most
                 classes = max(int(labels.max()) + 1, 2) if labelled else None
             if (lost := lost_share(field, look=True)) == 1:
                 raise ValueError("has no values: all are missing")

@@ -10,6 +10,7 @@ loom's matrix and layers              -> a row per cell
 NWB's NAME with NAME_index            -> rows of different length
 a group that is a CSR or CSC matrix   -> its rows, dense
 a group of codes and categories       -> the codes, with `classes`, the categories' names
+a categorical column of pandas        -> the same
 a group of values and a mask          -> the values
 a NeXus group with a signal           -> the signal
 characters (N, length)                -> str
@@ -121,6 +122,9 @@ class Opened:
             apart = f"uns/{member}_categories"  # AnnData below 0.7
             if member is not None and self.kind == "anndata" and isinstance(self.file.get(apart), h5py.Dataset):
                 found, names = self._codes(self._raw(plain, key), self.file[apart], missing, where)
+            elif member is not None and self.kind == "pandas" and attribute(item, f"{member}_meta") == "category":
+                meta, _ = find(self.file, item.parent.name, f"meta/{member}/meta/table", key, self.external)
+                found, names = self._codes(self._raw(plain, key), meta.fields("values"), missing, where)
             elif not self.meant or member is not None:
                 found, names = self._raw(plain, key, (item, member)), None
             elif isinstance(item, h5py.Group):
@@ -301,7 +305,7 @@ class Opened:
             none = values.min(initial=0) - 1
         return unpacked(Numbers(np.where(mask, none, values)), Packing(values.dtype, missing=(none,)), missing, where)
 
-    def _codes(self, raw: Fixed, categories: h5py.Dataset, missing: float | str, where: str) -> tuple[Any, Names]:
+    def _codes(self, raw: Fixed, categories: Any, missing: float | str, where: str) -> tuple[Any, Names]:
         names = [name_of(name, self.encoding) for name in categories[:]]
         codes = raw.column()
         if len(codes) and codes.max() >= len(names):
@@ -342,7 +346,10 @@ def matlab_texts(item: h5py.Dataset, where: str) -> list[str]:
         if attribute(cell, "MATLAB_class") != "char":
             both = f"text and {attribute(cell, 'MATLAB_class')}"
             raise ConfigError(f"{where}: its cells contain {both}; save texts and numbers in two arrays")
-        texts += matlab_texts(cell, where) or [""]
+        rows = matlab_texts(cell, where)
+        if len(rows) > 1 and any(len(row) > 1 for row in rows):
+            raise ConfigError(f"{where}: a cell contains {len(rows)} rows of characters; save one text per cell")
+        texts.append("".join(rows))  # also of a column of characters
     return texts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,13 @@ COSTLY = 4.0  # bytes read per byte needed, from which another layout is recomme
 POINTLESS = 0.85  # stored / decoded bytes, above which compression is not worth its cost
 MOST_ATTRIBUTES = 12  # printed per dataset or group
 BLOCKS = "in pandas, to_hdf(..., format='table', data_columns=['label']) writes the column `label` as its own field"
-MATLAB_INNER = ("#refs#", "#subsystem#")  # groups with the targets of cells and objects
+PYTABLES_INDEX = re.compile(r"(.*/)?_i_[^/]+(/|$)")
+# groups that are not printed: MATLAB's targets of cells and objects, PyTables' indexes of columns
+INNER = {
+    "matlab": re.compile("#(refs|subsystem)#(/|$)"),
+    "pandas": PYTABLES_INDEX,
+    "pytables": PYTABLES_INDEX,
+}
 MOST_REASONS = 8  # printed lines why fields cannot be x or y
 
 
@@ -79,9 +86,9 @@ def inspect_file(path: str) -> None:
         with reported("/"):
             report("\n".join(["", *meaning_of(file, given, len(others) + 1)]))
         found = []
-        inner = MATLAB_INNER if kind_of(file) == "matlab" else ()
+        inner = INNER.get(kind_of(file))
         for name, item in items_below(file):
-            if name.split("/")[0] in inner:
+            if inner and inner.match(name):
                 continue
             with reported(name):
                 if item is None:
