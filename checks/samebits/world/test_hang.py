@@ -25,7 +25,7 @@ from samebits.errors import RunFailed
 from samebits.sweeps.report import read_study
 from samebits.testing import start_run, status
 from samebits.testing.processes import at_once, called, importing, limit, processes_with, slowdown
-from samebits.world.watchdog import HELD
+from samebits.world.watchdog import HELD, HangWatchdog
 
 TIMEOUT_S = round(2 * slowdown())
 SOON = f"process.timeout={TIMEOUT_S}"
@@ -169,10 +169,31 @@ class Slow(Callback):
 
 
 @pytest.mark.slow
-def test_a_callback_may_take_longer_than_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_may_take_longer_than_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("lab.run.make_callbacks", lambda config: [Slow()])
     start_run(tmp_path / "run", *TWO, SOON)
     assert status(tmp_path / "run")["status"] == "finished"
+    says = f"rank 0: no progress for {TIMEOUT_S} s (Slow.on_log, at step 4); the limit is {36 * TIMEOUT_S} s (36 x"
+    assert capfd.readouterr().err.count(says) == 1
+
+
+class Deadlock(Callback):
+    """Each rank waits for a message of the other."""
+
+    def on_log(self, state: Any, values: dict[str, float]) -> None:
+        torch.distributed.recv(torch.zeros(1), src=1 - torch.distributed.get_rank())
+
+
+@pytest.mark.slow
+def test_a_deadlock_in_a_callback_ends_before_the_limit_of_callbacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.run.make_callbacks", lambda config: [Deadlock()])
+    monkeypatch.setattr(HangWatchdog, "USER_TIMEOUTS", 1000)
+    with pytest.raises(RunFailed, match=r"all ranks wait for each other.*Deadlock.on_log"):
+        start_run(tmp_path / "run", *TWO, SOON)
 
 
 def sys_exit() -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,3 +154,20 @@ def test_a_launcher_finds_the_store_of_its_ranks(tmp_path: Path) -> None:
     assert [Patient(env).look(rank) for rank, env in enumerate(environments)] == [FAILED, ""]
     tell_failed(0, rank_environment(0, 1, str(tmp_path / "alone")))
     assert not (tmp_path / "alone").exists(), "one rank has nobody to tell"
+
+
+def test_a_rank_is_beyond_its_limit_though_it_reported_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank looked for the stuck one shortly before the limit of this one, which is longer in a callback."""
+    for name, value in rank_environment(1, 2, str(tmp_path / "store")).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(HangWatchdog, "_end", lambda self: None)
+    board, watch = Patient(os.environ), HangWatchdog(tmp_path, 1, 2, 5.0)
+    board.say_where(0, asdict(watchdog.Report(0, 9.0, 5.0, 7, "training", True, True)), "")
+    now = watchdog.Report(1, 181.0, 180.0, 7, "on_log", False, False)
+    watch._board.say_where(1, asdict(replace(now, idle_s=179.0)), "")
+    monkeypatch.setattr(watch, "_position", lambda: (now, ""))
+    try:
+        watch._stands_still(watch.latest())
+    finally:
+        timer.disarm()
+    assert "rank 1 hung: it did not move for 180 s" in (read_failure(tmp_path) or {})["message"]

@@ -29,7 +29,11 @@ def report(rank: int, waits: bool, idle_s: float, step: int = 3, torch: bool = F
         ([report(0, True, 30, step=4), report(1, True, 30)], 2, "rank 1 hung.* rank 0 in training, at step 4, rank 1 "),
         # a callback has its own limit
         ([report(0, False, 100, limit_s=720), report(1, True, 30)], 2, None),
-        ([report(0, False, 721, limit_s=720), report(1, True, 30)], 2, "rank 0 hung"),
+        (
+            [report(0, False, 721, limit_s=720), report(1, True, 30)],
+            2,
+            r"rank 0 hung.* 720 s \(36 x process\.timeout; ",
+        ),
         ([report(0, False, 100, limit_s=720), report(1, False, 30, step=2)], 2, "rank 1 hung"),
         ([report(0, True, 100, limit_s=720), report(1, True, 30)], 2, "rank 0 hung"),  # for one that never comes
         ([report(0, True, 1, limit_s=720), report(1, True, 30)], 2, None),  # it has just come

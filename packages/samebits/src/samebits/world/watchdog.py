@@ -90,6 +90,7 @@ class HangWatchdog:
         self._outer = len(list(callers(sys._getframe(1))))  # number of stack frames in which the run was started
         self._over = threading.Event()
         self._failed_at: float | None = None
+        self._announced = -math.inf  # Mark.at of the last progress whose limit was printed
         self._needs_timer = timeout_s is not None and not has_starter()
 
     def beat(self, doing: str, step: int, slow: bool = False) -> None:
@@ -153,11 +154,24 @@ class HangWatchdog:
                 self._mark = mark._replace(at=mark.at + now - seen)
             else:
                 with suppress(OSError, ValueError):  # an error of a shared file system; try again after POLL_S
-                    if self.timeout_s is not None and now - mark.at > self.timeout_s * mark.limit:
+                    if self.timeout_s is not None and self._is_overdue(mark, now - mark.at, self.timeout_s):
                         self._stands_still(mark)
                     elif self.size > 1:
                         self._look_at_the_others(now)
             seen = time.monotonic()
+
+    def _is_overdue(self, mark: Mark, idle_s: float, timeout_s: float) -> bool:
+        """Return True after the limit of `mark`. Announce a limit above one timeout when that timeout has passed."""
+        if mark.limit > 1 and idle_s > timeout_s and self._announced != mark.at:
+            self._announced = mark.at
+            print(
+                f"rank {self.rank}: no progress for {timeout_s:g} s ({mark.doing}, at step {mark.step}); the limit is "
+                f"{mark.limit * timeout_s:g} s ({mark.limit:g} x process.timeout)",
+                file=sys.stderr,
+            )
+        # a callback that waits for other ranks is not at work, so all ranks may wait for each other
+        waits = mark.limit > self.SLOW_TIMEOUTS and self.size > 1 and self._position()[0].waits
+        return idle_s > timeout_s * (self.SLOW_TIMEOUTS if waits else mark.limit)
 
     def _look_at_the_others(self, now: float) -> None:
         if self._failed_at is None:
@@ -209,7 +223,9 @@ class HangWatchdog:
                 if self._over.wait(POLL_S):
                     return
                 self._send_heartbeat(mark.limit)
-                reports = [Report(**found) for found in self._board.reports()] or [own]
+                # not this rank's report in the store, which may be of a time before its limit
+                others = [Report(**found) for found in self._board.reports() if found["rank"] != self.rank]
+                reports = [own, *others]
         found = verdict(reports, self.size, self.timeout_s)
         if found is None:
             if self.size > 1:
@@ -298,7 +314,9 @@ def verdict(reports: list[Report], size: int, timeout_s: float) -> tuple[int, st
         if any(report.idle_s < timeout_s / 2 for report in reports):
             return None
         first = min(reports, key=lambda r: (r.step, -r.idle_s))
-    message = f"rank {first.rank} hung: it did not move for {timeout_s:g} s (process.timeout; {first.place})"
+    limit_s = first.limit_s if acting else timeout_s
+    times = "" if limit_s == timeout_s else f"{limit_s / timeout_s:g} x "
+    message = f"rank {first.rank} hung: it did not move for {limit_s:g} s ({times}process.timeout; {first.place})"
     if not acting and size > 1:
         places = ", ".join(f"rank {report.rank} in {report.place}" for report in reports[:LISTED])
         message += f"; all ranks wait for each other or for the device: {places}"
