@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from samebits.children import Heartbeats, exited
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, one_line
 from samebits.sweeps.job_process import FAULT, death
 from samebits.testing.processes import wait_for
 from samebits.world.launch import RankLauncher
@@ -117,3 +118,20 @@ def test_without_shared_memory_one_line_names_the_cause(monkeypatch: pytest.Monk
     monkeypatch.setattr(heap.BufferWrapper, "_heap", heap.Heap())  # a new one, which has no memory yet
     with pytest.raises(ConfigError, match=r"^processes of ranks and jobs need shared memory \(.*'/dev/shm'\); mount "):
         Heartbeats(multiprocessing, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "ulimit -n"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a.txt"), "ulimit -n"),
+        (BlockingIOError("unable to lock file, errno = 11, error message = 'Resource temporarily unavailable'"), ""),
+    ],
+)
+def test_an_error_at_a_limit_of_the_system_has_its_remedy(error: Exception, remedy: str) -> None:
+    line = one_line(error)
+    assert line.startswith(f"{type(error).__name__}: {error}")
+    assert ("raise the limit" in line) == bool(remedy)
+    assert remedy in line

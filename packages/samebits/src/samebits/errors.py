@@ -155,10 +155,22 @@ def in_users_code(error: BaseException, shown: Callable[[Path], str]) -> str | N
     return f"{head and f'{head}: '}{one_line(error)} ({place}){given and f'; {given}'}"
 
 
+_LIMITS = {  # last words of errors at a limit of the system, and their remedies
+    "can't start new thread|Resource temporarily unavailable": "raise the limit on processes and threads (ulimit -u, "
+    "or pids of the container)",
+    "Too many open files(: '.*')?": "raise the limit on open files (ulimit -n)",
+}
+
+
 def one_line(error: BaseException) -> str:
-    """Return an error as one line: "KeyError: 'x'", or only the text of ConfigError, RunFailed and DataFailed."""
+    """Return an error as one line: "KeyError: 'x'", or only the text of ConfigError, RunFailed and DataFailed.
+
+    The remedy follows if the error is about a limit of the system."""
     name, line = type(error).__name__, first_line(error)
-    return line if isinstance(error, (ConfigError, RunFailed, DataFailed)) or line == name else f"{name}: {line}"
+    if isinstance(error, (ConfigError, RunFailed, DataFailed)) or line == name:
+        return line
+    remedy = next((f": {remedy}" for words, remedy in _LIMITS.items() if re.search(f"({words})$", line)), "")
+    return f"{name}: {line}{remedy}"
 
 
 def file_error(error: ConfigError | OSError) -> str:

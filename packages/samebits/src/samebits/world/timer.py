@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 REARM_S = 1.0  # seconds between rearming
@@ -61,7 +61,8 @@ def disarm() -> None:
 
 def _start() -> None:
     if _limit_s is not None:
-        faulthandler.dump_traceback_later(_limit_s + 2 * REARM_S, exit=True, file=2)
+        with suppress(RuntimeError):  # no more threads (ulimit -u): the next rearm tries again
+            faulthandler.dump_traceback_later(_limit_s + 2 * REARM_S, exit=True, file=2)
 
 
 def _cancel() -> None:
