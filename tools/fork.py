@@ -296,6 +296,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Sequence[Part]) -> None:
     # `name` and `name.Class`; only `name` if another file has it too
     named = [name for part in parts for name in part.names]
     rows = "|".join(re.escape(Path(name).name) if "/" in name else rf"{re.escape(name)}(?:\.\w+)?" for name in named)
+    in_readme, elsewhere = naming(tree, gone, words), naming(tree, outside, words)
     for page in [
         *(tree / "docs").glob("*.md"),
         *tree.glob("*.md"),
@@ -312,7 +313,7 @@ def forget(tree: Path, deleted: Iterable[str], parts: Sequence[Part]) -> None:
             text = re.sub(rf"(?<=[{{,])(?:{rows}),|,(?:{rows})(?=\}})", "", text)
         if rows and page.suffix == ".md":
             text = re.sub(rf"^\| (?:(?:, )?`(?:{rows})`)+ \|.*\n", "", text, flags=re.MULTILINE)
-        if told := naming(tree, gone if page.name == "README.md" else outside, words):
+        if told := in_readme if page.name == "README.md" else elsewhere:
             if page.suffix in (".py", ".toml"):
                 text = "".join(line for line in text.splitlines(keepends=True) if not told.search(line))
             elif page.suffix == ".yaml":
