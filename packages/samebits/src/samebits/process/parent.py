@@ -14,6 +14,7 @@ from pathlib import Path
 from samebits import early_signals
 from samebits.device import count_processes
 from samebits.errors import PREEMPTED, Cancelled, ConfigError, RunFailed, one_line
+from samebits.host import start_method
 from samebits.loggers import WANDB, check_wandb_key
 from samebits.process.options import Options
 from samebits.process.rank import longest_start_s, run
@@ -109,8 +110,8 @@ def start(
                 run_rank(program, run_dir, began)
             else:
                 program.training()  # imported once, before ranks are forked
-                if hardware.compile:
-                    import torch._dynamo  # noqa: F401 - imported once, before ranks are forked
+                if hardware.compile or (config.trainer.strategy == "fsdp" and start_method() == "fork"):
+                    import torch._dynamo  # noqa: F401 - imported once, before ranks are forked; fully_shard needs it
                 run_rendezvous.leave_to_ranks()
                 run_ranks(program, run_dir, num_procs // dist_env.hosts, process.max_restarts, began)
         except KeyboardInterrupt:

@@ -116,7 +116,8 @@ def import_once(*overrides: str) -> None:
             check_torch()
         except ConfigError as error:
             pytest.skip(str(error))
-    for name in (*warm.IMPORTS, *registered.imports, *(warm.SHARDING if "trainer=fsdp" in overrides else ())):
+    later = [name for text, names in warm.LATER.items() if text in overrides for name in names]
+    for name in (*warm.IMPORTS, *registered.imports, *later):
         importlib.import_module(name)
 
 

@@ -36,7 +36,10 @@ IMPORTS = (
     "samebits.config", "samebits.device", "samebits.world", "samebits.runs", "samebits.loggers", "samebits.sweeps",
     "samebits.process.parent", "samebits.sweeps.command", "samebits.sweeps.verify",
 )  # fmt: skip
-SHARDING = ("torch.distributed.fsdp", "torch.distributed.checkpoint")  # imported at the first run with trainer=fsdp
+LATER = {  # imported at the first command with this text
+    "trainer=fsdp": ("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo"),
+    "sweeper=optuna": ("optuna", "sqlalchemy.orm", "alembic.command"),
+}
 OTHERS = (  # for a copy of the project, and its tests
     "h5py", "hydra._internal.core_plugins.basic_launcher", "hydra.core.plugins", "hypothesis", "matplotlib", "numpy",
     "pytest", "torch.distributed", "torch.optim", "torchmetrics", "wandb",
@@ -230,8 +233,9 @@ def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os._exit(0)  # the tests have ended
         *streams, status = array.array("i", ancillary[0][2])
         request = json.loads(_exactly(channel, int.from_bytes(head, "little")))
-        if "trainer=fsdp" in request["command"] and SHARDING[0] not in sys.modules:
-            import_all(SHARDING)
+        for text, names in LATER.items():
+            if any(text in word for word in request["command"]) and names[0] not in sys.modules:
+                import_all(names)
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
