@@ -73,6 +73,7 @@ def test_ctrl_c_saves_what_runs_and_the_same_command_goes_on(cluster: Any, tmp_p
     _, shown = process.communicate(timeout=limit(100))
     assert process.returncode == 130, shown
     assert "Traceback" not in shown
+    assert "1/2 preempted" in shown, shown  # no line for the job that has not started
     assert sorted(states(folder)) == ["preempted", "queued"]
     (begun,) = trained(folder)
     assert 0 < last_checkpoint(begun)["step"] < 20000
@@ -81,6 +82,15 @@ def test_ctrl_c_saves_what_runs_and_the_same_command_goes_on(cluster: Any, tmp_p
     _, shown = again.communicate(timeout=limit(150))
     assert (again.returncode, states(folder)) == (0, ["finished"] * 2), shown
     assert (begun / "output.log").read_text().count("resumed from last_") == 1
+
+
+def test_a_job_that_no_node_can_run_is_reported(cluster: Any, tmp_path: Path) -> None:
+    process = sweep(cluster, tmp_path / "s", *SWEEP, "seed=0,1", "hydra.launcher.cpus_per_job=64")
+    assert process.stderr
+    assert any("no node of the cluster has 64 CPU: the jobs wait" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=limit(100))
+    assert (process.returncode, states(tmp_path / "s")) == (130, ["queued", "queued"])
 
 
 def test_no_cluster_is_one_line(tmp_path: Path) -> None:

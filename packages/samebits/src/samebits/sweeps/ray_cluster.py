@@ -81,8 +81,14 @@ class Tasks(Launch):
         gpus = float(bool(ray.cluster_resources().get("GPU"))) if gpus == "auto" else float(gpus)
         # max_calls: do not use a worker again in which a job was cancelled
         task: Any = ray.remote(max_calls=1, max_retries=config.max_retries)
-        wanted = {"num_cpus": config.cpus_per_job, "num_gpus": gpus, "resources": dict(config.resources)}
-        self._task = task(run_directory).options(**wanted)
+        self._task = task(run_directory).options(
+            num_cpus=config.cpus_per_job, num_gpus=gpus, resources=dict(config.resources)
+        )
+        wanted = {"CPU": config.cpus_per_job, "GPU": gpus, **config.resources}
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+            needs = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount)
+            self._screen.say(f"hydra.launcher: no node of the cluster has {needs}: the jobs wait for one that has")
         self._environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         self._environment |= limited_to(config.cpus_per_job)
 
@@ -119,6 +125,8 @@ class Tasks(Launch):
             code = ELSEWHERE
         if code not in (0, ELSEWHERE):
             record_unexplained(job, death(job, code), signal.SIGTERM if self._ending else None, DYING_S)
+        if self._ending and job.state() == "queued":
+            return
         self._tell(job, time.monotonic() - began, "lost" if job.state() == "running" else None)
 
     def _cancel(self) -> None:
