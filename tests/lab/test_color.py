@@ -6,14 +6,16 @@ import colorsys
 
 import pytest
 import torch
-from test_transforms_sized import check_images
+from test_transforms import RANDOM, batch_of, test_bitwise_the_same_for_any_split as check_bits
 
 from lab.transforms.color import ColorJitter
 from samebits.errors import ConfigError
 
 
 def test_an_image_gets_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_images(monkeypatch, lambda seed: ColorJitter("x", 0.4, 0.4, 0.4, 0.1, seed))
+    monkeypatch.setitem(RANDOM, "images", lambda seed: ColorJitter("x", 0.4, 0.4, 0.4, 0.1, seed))
+    monkeypatch.setitem(check_bits.__globals__, "batch_of", lambda n: {**batch_of(n), "x": batch_of(n)["x"] / 10**4})
+    check_bits("images")
 
 
 def test_colours() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,15 +56,10 @@ def test_parts_are_drawn_as_the_paper_says() -> None:
     assert parts.tolist() == [[0, 494, 10, 13]] * 3
 
 
-def check_images(monkeypatch: pytest.MonkeyPatch, make: Callable[[int], Any]) -> None:
-    """An image gets the same bits in any batch. make: seed -> transform of x."""
-    monkeypatch.setitem(RANDOM, "images", make)
+def test_an_image_gets_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RANDOM, "images", lambda seed: RandomResizedCrop("x", [8, 6], *LIKE_INCEPTION, seed))
     monkeypatch.setitem(check_bits.__globals__, "batch_of", lambda n: {**batch_of(n), "x": batch_of(n)["x"] / 10**4})
     check_bits("images")
-
-
-def test_an_image_gets_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_images(monkeypatch, lambda seed: RandomResizedCrop("x", [8, 6], *LIKE_INCEPTION, seed))
 
 
 @pytest.mark.parametrize("ratio", [[10, 20], [0.01, 0.02]])
