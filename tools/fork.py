@@ -35,7 +35,7 @@ from pathlib import Path
 import libraries
 from parts import NEEDS, PARTS, TEMPLATE_ONLY, WORDS, Part, with_needed
 from schema_prune import prune_schema
-from wheels import Mistake, git_environment
+from wheels import Mistake, git, git_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, LONGEST = "lab", 20
@@ -85,6 +85,7 @@ def main() -> int:
             if os.environ.get("COPIER_OPERATION") != "update":  # an updated fork has its name already
                 check_name(package, present)
         check_folder(args.into or ROOT, keeps=args.into is not None)
+        origin = f" of {git(ROOT, 'log', '-1', '--format=%h').decode().strip()}" if args.package else ""
         with tempfile.TemporaryDirectory() as folder:
             tree, names, parts = Path(folder), tracked(ROOT), [PARTS[name] for name in without]
             for name in names:
@@ -119,7 +120,7 @@ def main() -> int:
         print(f"{folder}: the package is {package}{left}")
         print(f"next, in {folder} (docs/fork.md says how to update):")
         begin = [] if (folder / ".git").exists() else ["git init"]
-        for command in [*begin, 'git add -A && git commit -m "Fork"', "./run train", "./run test"]:
+        for command in [*begin, f'git add -A && git commit -m "Fork{origin}"', "./run train", "./run test"]:
             print(f"  {command}")
     return 0
 

@@ -269,6 +269,7 @@ def test_a_fork_without_any_part(template: Path, tools: Any, tmp_path: Path) -> 
     done = fork(template, *asked)
     assert done.stderr == ""
     assert re.fullmatch(r"\S+: the package is .*\nnext, in .*\n(  .*\n)+", done.stdout)  # nothing of ruff's
+    assert f'git commit -m "Fork of {git(template, "log", "-1", "--format=%h").strip()}"' in done.stdout
     made, before = files(tmp_path), files(template)
     check_name(made)
     check_trace(tools, tmp_path, made, {name.replace("/lab/", "/zebrafish_tracking/") for name in before})
