@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from common import QUICK
+from common import QUICK, needs
 
 from samebits.steps import set_rng_bytes
 from samebits.testing import (
@@ -24,7 +24,6 @@ from samebits.testing import (
     start_run,
     values,
 )
-from samebits.testing.processes import slow
 
 WAYS = {
     "1 process": ("trainer=single",),
@@ -60,7 +59,9 @@ def test_killed_twice_equals_undisturbed(tmp_path: Path, ranks: int) -> None:
     assert_undisturbed(killed, straight)
 
 
-@pytest.mark.parametrize("model", ["mlp", slow("resnet")])
+@pytest.mark.parametrize(
+    "model", ["mlp", pytest.param("resnet", marks=(needs("conf/model/resnet.yaml"), pytest.mark.slow))]
+)
 def test_scores_do_not_depend_on_the_ranks(tmp_path: Path, model: str) -> None:
     """3 ranks give a checkpoint the scores that one does on 250 samples, which 3 does not divide; BatchNorm too."""
     small = ("model.hidden=[16]",) if model == "mlp" else ("model.width=4", "model.blocks=[1,1]")

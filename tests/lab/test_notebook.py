@@ -42,7 +42,7 @@ def test_compose_is_what_the_command_composes() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["model=resnte"], "resnet"),
+        (["optim=adamv"], "adamw"),
         (["trainer.max_steps=x"], "trainer.max_steps"),
         (
             ["task.metrics={}"],
@@ -98,7 +98,7 @@ BUILT = {
     "kind",
     [
         "dropout",
-        "convolutions",
+        pytest.param("convolutions", marks=needs("conf/model/resnet.yaml")),
         pytest.param("own modules", marks=needs("conf/task/byol.yaml")),
         pytest.param("finetune", marks=needs("conf/task/finetune.yaml")),
     ],

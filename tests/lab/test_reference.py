@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from common import QUICK, ROOT
+from common import QUICK, ROOT, needs
 from torch import nn
 from torch.nn import functional as F
 
@@ -134,6 +134,7 @@ def test_a_run_is_what_a_plain_loop_computes(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.slow
+@needs("conf/model/resnet.yaml")
 def test_the_score_of_ranks_is_that_of_the_weights_that_are_saved(tmp_path: Path) -> None:
     """BatchNorm's statistics differ between training ranks: an evaluation uses those that the checkpoint holds."""
     run = start_run(
