@@ -16,10 +16,9 @@ from omegaconf import OmegaConf
 
 from samebits.config import absolute, written
 from samebits.project import Project
-from samebits.saved import NEVER_COMPARED, localized, portable
+from samebits.saved import NEVER_COMPARED, portable
 
 NAME_DIGITS, SLUG_LENGTH, VALUE_LENGTH = 16, 80, 24
-OLD_DIGITS = 8  # in directory names of the first version, whose sweep.json has no `identity`
 
 
 def values_of(project: Project, overrides: Sequence[str], cwd: Path | None = None) -> dict[str, Any]:
@@ -79,11 +78,6 @@ def digest(values: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the values, independent of their order. Directory names end with its first digits."""
     text = json.dumps(sorted(values.items()), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def older_digest(root: Path, values: Mapping[str, Any]) -> str:
-    """Return the digest as older versions computed it, with absolute paths. Their ledgers contain it."""
-    return digest(localized(root, dict(values)))
 
 
 def directory_name(values: Mapping[str, Any], swept: Collection[str]) -> str:

@@ -33,7 +33,7 @@ from samebits.project import Program
 from samebits.runs import claimed, fill_directory, holds_run, is_claimed
 from samebits.saved import check_run_dir, one_spelling, translate_override
 from samebits.status import RESULT, STATUS
-from samebits.sweeps.identity import OLD_DIGITS, differing_keys, digest, directory_name, older_digest
+from samebits.sweeps.identity import differing_keys, digest, directory_name
 from samebits.sweeps.progress import counted
 
 SWEEP = "sweep.json"
@@ -116,10 +116,8 @@ class Ledger:
 
     @property
     def commands(self) -> list[list[str]]:
-        """Return the overrides of each command that has added jobs, as typed. The first version kept only the last
-        command."""
-        before = [self._book["overrides"]] if "overrides" in self._book else []
-        return list(self._book.get("commands", before))
+        """Return the overrides of each command that has added jobs, as typed."""
+        return list(self._book.get("commands", []))
 
     @property
     def objectives(self) -> list[dict[str, str]]:
@@ -136,11 +134,10 @@ class Ledger:
             if Path(entry["key"]).name != entry["key"] or entry["key"] == "..":  # "../x" would run a job elsewhere
                 raise ConfigError(f"{self.directory / SWEEP}: the job {entry['key']!r} is not a folder name")
             job = Job(entry["number"], tuple(map(self._translated, entry["overrides"])), self.directory / entry["key"])
-            self._index(job, entry.get("identity") or entry["key"].rpartition("_")[2])
+            self._index(job, entry.get("identity"))
 
     def _index(self, job: Job, identity: str | None) -> None:
-        """Index the job. identity: digest of its values, or its first digits from the directory's name; None: a
-        trial."""
+        """Index the job. identity: digest of its values; None: a trial."""
         self.jobs.append(job)
         self._by_key[job.key] = job
         if identity is not None:
@@ -150,10 +147,8 @@ class Ledger:
         """Return the job with these values, added by any command; None if there is none."""
         # the ledger may have been written before keys were renamed
         names = {now: old for old, now in self.project.moved_keys.items()}
-        known, before = self._by_identity, {names.get(key, key): value for key, value in values.items()}
-        makes = (digest, partial(older_digest, self.project.root))
-        digests = dict.fromkeys(make(one) for one in (values, before) for make in makes)
-        return next((known[d] for one in digests for d in (one, one[:OLD_DIGITS]) if d in known), None)
+        before = {names.get(key, key): value for key, value in values.items()}
+        return self._by_identity.get(digest(values)) or self._by_identity.get(digest(before))
 
     def named(self, key: str) -> Job | None:
         """Return the job whose directory has this name, or None."""

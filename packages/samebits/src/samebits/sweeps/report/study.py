@@ -61,8 +61,7 @@ def _sweeps(project: Project, paths: Sequence[Path], out: Path | None, objective
     if not read:
         raise ConfigError(f"{', '.join(str(path / SWEEP) for path in paths)}: contains no job yet")
     asked = tuple(Objective(o["key"], o["mode"]) for o in books[0].get("objectives") or ())
-    # the first version kept only the last command
-    given = [command for book in books for command in book.get("commands") or [book.get("overrides") or ()]]
+    given = [command for book in books for command in book.get("commands") or ()]
     commands = tuple(dict.fromkeys(tuple(o for o in c if not o.startswith(("sweep=", "sweep.name="))) for c in given))
     typed = [override for command in commands for override in command]
     log_keys = frozenset(o.partition("=")[0].lstrip("+") for o in typed if re.search(r"\blog\b", o.partition("=")[2]))
