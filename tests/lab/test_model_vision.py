@@ -75,6 +75,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@needs("conf/data/transforms/trivial_augment.yaml")
 @pytest.mark.slow
 def test_the_recipe_learns_in_small(tmp_path: Path, photos: str, libraries: None) -> None:
     run = start_run(

@@ -106,6 +106,7 @@ def test_the_picture_has_the_image_the_seen_and_the_drawn() -> None:
     torch.testing.assert_close(drawn[masked], (output["pixels"][0][masked] * std + mean).clamp(0, 1))
 
 
+@needs("conf/task/finetune.yaml")
 @pytest.mark.slow
 def test_a_classifier_starts_from_the_encoder(tmp_path: Path) -> None:
     """With its own head; and scores do not depend on the evaluation's batches."""
