@@ -136,6 +136,9 @@ SYNTAXES = [
     row("seed=1 optim.lr= 0.1", "optim.lr= 0.1: contains a space - write optim.lr=0.1"),
     row("optim.lr =0.1", "optim.lr =0.1: contains a space - write optim.lr=0.1"),
     row("optim.lr = 0.1", "optim.lr = 0.1: contains a space - write optim.lr=0.1"),
+    row("data.path=/my data/a.h5 seed=1", "data.path=/my data/a.h5: contains a space - quote it, 'data.path=/my data/a.h5'"),
+    row("-c", "argument --cfg/-c: expected one argument - see --help"),
+    row("~data", "data: is missing - set data=..."),
     row("name= seed=1 a=[1", f"a=[1: {SYNTAX}"),
     row(f"a=[{'b' * 300}", f"a=[{'b' * 300}: {SYNTAX}"),  # longer than the name of a file
     row("name=größe", "name=größe: contains a letter that is not ASCII - quote the text, 'name=\"größe\"'"),

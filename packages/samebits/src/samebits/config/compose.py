@@ -212,7 +212,8 @@ def parsed(arguments: Sequence[str]) -> tuple[Any, Any]:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise ConfigError(f"{message} - write values as key=value, without dashes; see --help")
+    remedy = "write values as key=value, without dashes; see --help" if "unrecognized" in message else "see --help"
+    raise ConfigError(f"{message} - {remedy}")
 
 
 @contextlib.contextmanager

@@ -96,6 +96,9 @@ def no_override(text: str | None, argv: Sequence[str] = ()) -> str:
         return f"{text}: the shell does not expand this ~ - write {found[1]}$HOME{found[2] or ''}"
     if text and os.path.isdir(text):  # Path.is_dir raises an error for a text that is too long for a name
         return f"{text}: is a folder, not key=value - to resume a run, give resume={text}"
+    before = argv[argv.index(text) - 1] if text in argv[1:] else ""
+    if re.match(r"[\w.]+=.*/", before) and re.search(r"^[^=]*[/.][^=]*$", text or ""):  # the shell has split a path
+        return f"{before} {text}: contains a space - quote it, '{before} {text}'"
     # of a number or a quote that was copied from a page
     odd = [one for one in text or "" if not one.isascii() and unicodedata.category(one)[0] in "PSZN"]
     if odd:
@@ -362,4 +365,6 @@ def _interpolation(error: OmegaConfBaseException) -> str:
     if isinstance(error, InterpolationKeyError):
         name = text.split("'")[1]
         return f"{key}: there is no key {name}, to which ${{{name}}} refers"
+    if found := re.match(r"Missing key (\S+)", text):
+        return f"{found[1]}: is missing - set {found[1]}=..."
     return f"{key}: {raised.args[0] if isinstance(raised, KeyError) else one_line(error)}"
