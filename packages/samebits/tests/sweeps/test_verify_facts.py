@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from samebits.code import environment
-from samebits.errors import ConfigError
 from samebits.sweeps.verify import compare, recompute
 
 
@@ -67,19 +65,3 @@ def test_other_surroundings_are_named(tmp_path: Path, change: dict[str, Any], sa
     for deterministic, of_gpu in ((False, ["hardware.deterministic=false on a GPU"]), (True, [])):
         cfg = OmegaConf.create({"hardware": {"deterministic": deterministic}})
         assert recompute.surroundings_differ(gpu, gpu, cfg, 1, tmp_path) == of_gpu
-
-
-@pytest.mark.parametrize(("key", "said"), [("data.missing", 'is null in `changes`.*write ".nan"'), ("a", "^a: wrong$")])
-def test_null_in_place_of_nan_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, key: str, said: str) -> None:
-    """An older version wrote it, and the resume gave another value, so the value from before is lost."""
-
-    def check(cfg: Any) -> None:
-        assert cfg.data.missing is None
-        raise ConfigError(f"{key}: wrong")
-
-    monkeypatch.setattr(recompute, "saved_config", lambda *_: OmegaConf.create({"data": {"missing": "refuse"}}))
-    monkeypatch.setattr(recompute, "check_saved", lambda *_: None)
-    monkeypatch.setattr(recompute, "current", lambda _, cfg, path: cfg.copy())
-    project: Any = SimpleNamespace(root=Path("/x"), check=check)
-    with pytest.raises(ConfigError, match=said):
-        recompute.as_begun(project, Path("/x/run"), [{"after": 4, "was": {"data.missing": None}}])

@@ -202,16 +202,7 @@ def as_begun(project: Program, run: Path, changes: list[dict[str, Any]]) -> Dict
     check_saved(project, cfg)
     whole = current(project, cfg, run / CONFIG)
     whole.logger = asdict(LoggerConfig(kind="none"))  # as in the second run; the logger's library need not be installed
-    try:
-        project.check(whole)
-    except ConfigError as error:
-        nulls = (key for change in changes for key, value in change.get("was", {}).items() if value is None)
-        if key := next((key for key in nulls if str(error).startswith(f"{key}: ")), None):
-            raise ConfigError(
-                f"{run / ENVIRONMENT}: {key} is null in `changes`, as older versions wrote NaN; if it was NaN, write "
-                f'".nan" there ({error})'
-            ) from None
-        raise
+    project.check(whole)
     return cfg
 
 
