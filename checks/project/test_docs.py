@@ -36,6 +36,7 @@ OVERRIDE = r"'?[+~]?[\w/@.]+=\S+"
 SHOWN = {file for page in DOCS.values() for file, _, _ in FENCE.findall(page) if file}
 
 
+@cache
 def anchors(page: str) -> set[str]:
     """As the site makes them of headings; GitHub's are the same for these characters."""
     ids = set(re.findall(r'<a id="([^"]+)"></a>', page))  # of generated pages

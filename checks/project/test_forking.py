@@ -295,12 +295,12 @@ def test_a_fork_without_any_part(template: Path, tools: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("first", [0, 1])
 def test_the_generated_pages_of_a_fork_are_up_to_date(
-    with_few_tests: Path, parts: list[str], tmp_path: Path, every: int
+    with_few_tests: Path, parts: list[str], tmp_path: Path, first: int
 ) -> None:
-    """Otherwise `./run docs` changes tracked files, and `copier update` refuses. Some have few parts."""
-    fork(with_few_tests, "zebrafish_tracking", "--vendor", "--only", *parts[::every], "--into", str(tmp_path))
+    """Otherwise `./run docs` changes tracked files, and `copier update` refuses. Each part is in one of the two."""
+    fork(with_few_tests, "zebrafish_tracking", "--vendor", "--only", *parts[first::2], "--into", str(tmp_path))
     done = run(tmp_path, "tools/reference.py", "--check", code=None)
     assert (done.stdout + done.stderr, done.returncode) == ("", 0)
 
