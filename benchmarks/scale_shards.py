@@ -138,6 +138,7 @@ class FirstOfMany(World):
 
 
 def first_of(ranks: int, folder: Path) -> FirstOfMany:
+    folder.mkdir(parents=True, exist_ok=True)
     return FirstOfMany(0, ranks, 0, torch.device("cpu"), others=Others(ranks, json.dumps, json.loads), folder=folder)
 
 

@@ -181,7 +181,14 @@ def is_clean(run_dir: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "begin"), [((), ""), (("trainer=ddp", "hardware.num_procs=2"), r"rank \d: ")])
+@pytest.mark.parametrize(
+    ("ranks", "begin"),
+    [
+        ((), ""),
+        (("trainer=ddp", "hardware.num_procs=2"), r"rank \d: "),
+        (("trainer=fsdp", "hardware.num_procs=2"), r"rank \d: "),
+    ],
+)
 def test_a_run_directory_that_has_gone_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: Any, begin: str
 ) -> None:

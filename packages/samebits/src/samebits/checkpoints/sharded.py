@@ -106,7 +106,7 @@ def _make_folder(folder: Path, path: Path, world: World, group: Any) -> None:
     if world.is_main:
         try:
             shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
-            folder.mkdir(parents=True)
+            folder.mkdir()  # not its parents: the run directory may have been removed
         except OSError as caught:
             error = caught
     _raise_failure(world.broadcast_object(error and [0, failure_line(error)], group), path, error)

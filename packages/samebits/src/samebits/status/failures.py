@@ -73,15 +73,15 @@ def keep_failure(directory: Path, attempt: int) -> None:
 
 
 def explained_error(directory: Path, error: Exception) -> Exception:
-    """Return a one-line RunFailed if `error` is an OSError for a file in the run directory, otherwise the error
-    itself."""
+    """Return a one-line RunFailed if the run directory is missing, or if `error` is an OSError for a file in it,
+    otherwise the error itself."""
+    if isinstance(error, (OSError, RunFailed)) and not directory.exists():
+        return RunFailed(f"{shown(directory)} is missing: it was removed or renamed during the run")
     if not isinstance(error, OSError) or not error.filename:
         return error
     file = Path(os.fsdecode(error.filename))
     if not file.is_relative_to(directory):
         return error
-    if not directory.exists():
-        return RunFailed(f"{shown(directory)} is missing: it was removed or renamed during the run")
     return RunFailed(f"{shown(file)}: {error.strerror}; fix this, then resume with: resume={shown(directory)}")
 
 
