@@ -122,6 +122,8 @@ OPTIONS = [
     row("model=mlp,resnet", "model=mlp,resnet: several values are a sweep - add -m; a list is written model=[mlp,resnet]"),
     row("+model=mlp", "model: is already chosen, so + cannot add it - write model=..., without the +"),
     row("+callback=curves", "callback: is already chosen, so + cannot add it - write callback=..., without the +"),
+    row("hardware.device=gpu", f"hardware.device: no option 'gpu' - did you mean cuda? (options: auto, cpu, cuda, mps); {WHICH_GPUS}"),
+    row("hardware=cuda", "hardware=cuda: no such option - did you mean hardware=gpu? (hardware has: auto, cpu, gpu, mps)"),
     row("hardware.precision=fp8", "hardware.precision: no option 'fp8' (options: auto, fp32, tf32, bf16, bf16-weights, fp16)"),
     *([] if find_spec("ray") else [row("-m hydra/launcher=ray seed=1,2", missing("hydra/launcher=ray", "ray", "ray"))]),
     row("-m hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper seed=1,2", "hydra.sweeper._target_: hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper: no such Hydra plugin is installed - this project has hydra/sweeper=optuna, hydra/launcher=pool and others"),

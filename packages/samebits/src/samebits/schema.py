@@ -42,11 +42,15 @@ TYPED = {
     "overfit_batches": "use debug=overfit",
     "empty_cache": "training never empties the cache - remove it; hardware.micro_batch_size=auto saves memory",
 }
-# the same, for keys that a project may have: last part of a key in other frameworks -> last part of the project's key
+# the same, for names that a project may have: last part of a key, or option, in other frameworks -> the project's name
 SYNONYMS = {
     "gradient_clip_val": "clip_norm",
     **dict.fromkeys(("limit_val_batches", "limit_test_batches"), "max_eval_batches"),
     "limit_train_batches": "max_steps",
+    "gpu": "cuda",  # "cpu" is one typo away
+    "cuda": "gpu",
+    "float16": "fp16",
+    "float32": "fp32",
 }
 _WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
@@ -246,6 +250,8 @@ def show(value: Any) -> str:
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the name most similar to `name`, first of those that are one typo away; None if none is similar enough."""
     names = [str(n) for n in names]
+    if (same := SYNONYMS.get(name.lower(), name)) in names:
+        return same
     close = [n for n in names if one_typo(name, n) or name.lower() == n.lower()]
     matches = get_close_matches(name, close or names, n=1, cutoff=0 if close else cutoff)
     return matches[0] if matches else None
