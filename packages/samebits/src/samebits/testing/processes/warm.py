@@ -235,7 +235,8 @@ def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
         request = json.loads(_exactly(channel, int.from_bytes(head, "little")))
         for text, names in LATER.items():
             if any(text in word for word in request["command"]) and names[0] not in sys.modules:
-                import_all(names)
+                with contextlib.suppress(ModuleNotFoundError):  # an extra; the command reports it
+                    import_all(names)
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
