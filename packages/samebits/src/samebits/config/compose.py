@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn
@@ -41,11 +41,12 @@ _FULL_ERROR = "HYDRA_FULL_ERROR"  # unless it is 1, Hydra prints errors and exit
 _AS_RUN = "hydra.mode=RUN"  # what Hydra adds to the overrides of a single run
 _typed: list[str | None] = []  # values of _FULL_ERROR before each nested _full_error, the user's first
 HYDRA_14 = "execution_whitelist" in inspect.signature(hydra.main).parameters
-# OmegaConf 2.3 has another register_resolver, without a cache
-_OMEGACONF_24 = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
-register_resolver: Callable[..., None] = (
-    OmegaConf.register_resolver if _OMEGACONF_24 else OmegaConf.register_new_resolver
-)
+register_resolver: Callable[..., None] = OmegaConf.register_resolver
+if "annotation_validation" in inspect.signature(register_resolver).parameters:
+    # off, because it would warn of lists, which _as_node converts
+    register_resolver = partial(register_resolver, annotation_validation="off")
+else:  # OmegaConf 2.3 has another register_resolver, without a cache
+    register_resolver = OmegaConf.register_new_resolver
 
 
 def register_resolvers(project: Project) -> None:
