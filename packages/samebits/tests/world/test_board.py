@@ -171,3 +171,18 @@ def test_a_rank_is_beyond_its_limit_though_it_reported_before(tmp_path: Path, mo
     finally:
         timer.disarm()
     assert "rank 1 hung: it did not move for 180 s" in (read_failure(tmp_path) or {})["message"]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_rank_that_told_of_its_failure_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """Its record is missing, because the disk is full or the directory was removed."""
+    for name, value in rank_environment(1, 2, str(tmp_path / "store")).items():
+        monkeypatch.setenv(name, value)
+    watch = HangWatchdog(tmp_path, 1, 2, 5.0)
+    watch._board, watch.dead_peers = Patient(os.environ), lambda: [0]
+    if told:
+        tell_failed(0, os.environ)
+    watch.record_dead_peers()
+    assert (read_failure(tmp_path) is None) == told
