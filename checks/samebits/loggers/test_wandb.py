@@ -210,3 +210,4 @@ def test_the_variables_of_wandb_name_a_run_unless_the_config_does(plain: pytest.
     for name in own:
         plain.setenv(f"WANDB_{name}", "")
     assert sent(3) == {**usual, "name": "3"}
+    assert sent(4, "name=a/b")["project"] == "a-b", "W&B refuses the slash"
