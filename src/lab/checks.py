@@ -58,7 +58,7 @@ def checked_prediction(task: Any, model: nn.Module, batch: Any) -> Mapping[str, 
     named = {"output": found} if isinstance(found, Tensor) else found
     if not (isinstance(named, Mapping) and all(isinstance(value, Tensor) for value in named.values())):
         raise ConfigError(
-            f"{type(task).__name__}.predict returned a {type(found).__name__}, not a tensor (B, ...) or {{name: tensor}}"
+            f"{type(task).__name__}.predict returned {type(found).__name__}, not a tensor (B, ...) or {{name: tensor}}"
         )
     return named
 
