@@ -190,11 +190,12 @@ class HangWatchdog:
 
     def record_dead_peers(self) -> None:
         """Record ranks of this machine that were killed, if there is no launcher that does (torchrun, srun)."""
-        # a rank that cannot write its record (full disk, removed directory) still tells the others
-        told = self._board.look(self.rank) == FAILED and not self._board.lost
-        if not told and read_failure(self.run_dir) is None:
+        if read_failure(self.run_dir) is None:
             time.sleep(0.1)  # a dying process closes its connections shortly before it ends
-            for rank in self.dead_peers():
+            dead = self.dead_peers()
+            # a rank that cannot write its record (full disk, removed directory) still tells the others
+            told = bool(dead) and self._board.look(self.rank) == FAILED and not self._board.lost
+            for rank in [] if told else dead:
                 self._fail(rank, f"rank {rank} has died (killed from outside, or by the kernel as memory ran out)", "")
 
     def _position(self) -> tuple[Report, str]:
