@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,10 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     chosen = {g: o for g, o in choices.items() if o != base_choices.get(g) and g.split("/")[0] not in left_out}
     if lost := [g for g, o in chosen.items() if o is None]:
         raise ConfigError(f"{job.path}: {lost[0]}=null cannot be written into an experiment; use the list of overrides")
-    base = _composed(project, [*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)])
     wanted = _whole(project, job)
-    differ = _differing(project, flat(base), flat(wanted), job)
-    values = portable(project.root, _only(_part(wanted, left_out), {*differ, *group.values}))
+    base = _defaults(project, [*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)], wanted, job)
+    swept = [key.split(".") for key in group.values]
+    values = portable(project.root, _difference(_part(base, left_out), _part(wanted, left_out), swept))
     dumped = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110) if values else ""
     defaults = ["defaults:", *(f"  - override /{g}: {option}" for g, option in chosen.items()), ""] if chosen else []
     path.write_text("\n".join([_header(study, group, name), *defaults, dumped]).rstrip() + "\n")
@@ -102,29 +102,16 @@ def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequenc
             )
 
 
-def _differing(project: Project, base: dict[str, Any], wanted: dict[str, Any], job: Job) -> Iterator[str]:
-    """Yield the keys whose values in `wanted` differ from those in `base`; both are {dotted key: value}.
-
-    An interpolation in `base` follows other values, unless an override of the job has replaced it.
-    """
-    keys = [key for override in job.overrides if not (project.conf / (key := _key(override))).is_dir()]  # no groups
-    given = tuple(f"{key}." for key in keys)
-    for key, value in wanted.items():
-        follows = "${" in str(base.get(key)) and not f"{key}.".startswith(given)
-        if not follows and (key not in base or not same_value(base[key], value)):
-            yield key
-
-
-def _only(node: dict[str, Any], keys: Collection[str], at: str = "") -> dict[str, Any]:
-    """Return the part of a node with these dotted keys."""
+def _difference(base: Any, wanted: dict[str, Any], always: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the values of `wanted` that differ from `base`, and the values at the key paths `always`."""
     out: dict[str, Any] = {}
-    for name, value in node.items():
-        key = join(at, str(name))
-        if isinstance(value, dict) and value:
-            if inner := _only(value, keys, key):
-                out[name] = inner
-        elif key in keys:
-            out[name] = value
+    for key, value in wanted.items():
+        below = [path[1:] for path in always if path[0] == key]
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            if inner := _difference(base[key], value, [path for path in below if path]):
+                out[key] = inner
+        elif [] in below or key not in base or type(base[key]) is not type(value) or not same_value(base[key], value):
+            out[key] = value
     return out
 
 
@@ -136,16 +123,41 @@ def _choices(project: Project, overrides: list[str]) -> dict[str, Any]:
     return {group: option for group, option in found.items() if not group.startswith("hydra/")}
 
 
-def _composed(project: Project, overrides: list[str]) -> dict[str, Any]:
-    from samebits.config import composed
+def _defaults(project: Project, overrides: list[str], wanted: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Return the default config of these options. Its interpolations are resolved with the values of the run, `wanted`:
+    the options may lack a value (data.path: ???), and the shape of a sample may be read from the run's data.
 
-    return {key: node for key, node in composed(project, overrides).items() if key != "hydra"}
+    An interpolation that an override of the job replaced stays unresolved, so it counts as a difference.
+    """
+    from samebits.config import composed, resolved
+
+    raw = composed(project, overrides)
+    raw.pop("hydra")
+    keys = [key for override in job.overrides if not (project.conf / (key := _key(override))).is_dir()]  # no groups
+    given = tuple(f"{key}." for key in keys)
+    derived = {key for key, value in flat(raw).items() if "${" in str(value) and not f"{key}.".startswith(given)}
+    of_run = {**raw, **_replaced(wanted, raw, derived)}
+    return _replaced(raw, plain(resolved(project, DictConfig(of_run), Path.cwd())), derived)
+
+
+def _replaced(node: dict[str, Any], by: dict[str, Any], keys: Collection[str], at: str = "") -> dict[str, Any]:
+    """Return the node with the values of `by` at these dotted keys, if it has them."""
+    out: dict[str, Any] = {}
+    for name, value in node.items():
+        key, other = join(at, str(name)), by.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            out[name] = _replaced(value, other, keys, key)
+        else:
+            out[name] = other if key in keys and name in by else value
+    return out
 
 
 def _resolved(project: Project, overrides: list[str]) -> dict[str, Any]:
-    from samebits.config import resolved
+    from samebits.config import composed, resolved
 
-    found: dict[str, Any] = plain(resolved(project, DictConfig(_composed(project, overrides)), Path.cwd()))
+    cfg = composed(project, overrides)
+    cfg.pop("hydra")
+    found: dict[str, Any] = plain(resolved(project, DictConfig(cfg), Path.cwd()))
     return found
 
 
