@@ -186,3 +186,25 @@ def test_a_rank_that_told_of_its_failure_was_not_killed(
         tell_failed(0, os.environ)
     watch.record_dead_peers()
     assert (read_failure(tmp_path) is None) == told
+
+
+@pytest.mark.parametrize("waits", ["again and again", "once"])
+def test_a_callback_that_calls_collectives_for_hours_does_not_wait(tmp_path: Path, waits: str) -> None:
+    names: dict[str, Any] = {"sleep": time.sleep}
+    exec(compile("def wait(seconds): sleep(seconds)", "torch/distributed/collectives.py", "exec"), names)
+    watch, over, found = HangWatchdog(tmp_path, 0, 2, timeout_s := limit(0.1)), threading.Event(), []
+
+    def look() -> None:
+        while not over.wait(timeout_s / 10):
+            mark = watch.latest()
+            found.append(watch._is_overdue(mark, time.monotonic() - mark.at, timeout_s))
+
+    thread = threading.Thread(target=look)
+    with watch.user_code("on_log", 7):
+        thread.start()
+        until = time.monotonic() + 5 * timeout_s
+        while time.monotonic() < until:
+            names["wait"](timeout_s / 20 if waits == "again and again" else 5 * timeout_s)
+        over.set()
+    thread.join()
+    assert any(found) == (waits == "once")

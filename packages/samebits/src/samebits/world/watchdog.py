@@ -91,6 +91,10 @@ class HangWatchdog:
         self._over = threading.Event()
         self._failed_at: float | None = None
         self._announced = -math.inf  # Mark.at of the last progress whose limit was printed
+        self._wait: FrameType | None = (
+            None  # of a callback's call that waits for other ranks; held, so its id is unique
+        )
+        self._acted_at = -math.inf  # when a callback was last seen elsewhere than in the same wait
         self._needs_timer = timeout_s is not None and not has_starter()
 
     def beat(self, doing: str, step: int, slow: bool = False) -> None:
@@ -169,9 +173,15 @@ class HangWatchdog:
                 f"{mark.limit * timeout_s:g} s ({mark.limit:g} x process.timeout)",
                 file=sys.stderr,
             )
-        # a callback that waits for other ranks is not at work, so all ranks may wait for each other
-        waits = mark.limit > self.SLOW_TIMEOUTS and self.size > 1 and self._position()[0].waits
-        return idle_s > timeout_s * (self.SLOW_TIMEOUTS if waits else mark.limit)
+        before, self._wait = self._wait, None
+        if mark.limit > self.SLOW_TIMEOUTS and self.size > 1:
+            now, frame = time.monotonic(), self._frame()
+            self._wait = frame if waits(frame) else None
+            if self._wait is None or self._wait is not before:
+                self._acted_at = now
+            elif now - max(mark.at, self._acted_at) > timeout_s * self.SLOW_TIMEOUTS:
+                return True  # all ranks may wait for each other
+        return idle_s > timeout_s * mark.limit
 
     def _look_at_the_others(self, now: float) -> None:
         if self._failed_at is None:
@@ -198,17 +208,21 @@ class HangWatchdog:
             for rank in [] if told else dead:
                 self._fail(rank, f"rank {rank} has died (killed from outside, or by the kernel as memory ran out)", "")
 
-    def _position(self) -> tuple[Report, str]:
-        """Return the position of the main thread and its stack trace."""
+    def _frame(self) -> FrameType | None:
         # if the main thread waits for another thread, use that one (samebits.checkpoints.background)
         where = next((thread for thread in threading.enumerate() if getattr(thread, "awaited", False)), self._main)
-        mark, frame = self.latest(), sys._current_frames().get(where.ident or 0)
-        file_name = frame.f_code.co_filename if frame else ""
-        idle_s = 0.0 if in_debugger(self._main, self._outer) else time.monotonic() - mark.at
+        return sys._current_frames().get(where.ident or 0)
+
+    def _position(self) -> tuple[Report, str]:
+        """Return the position of the main thread and its stack trace."""
+        mark, frame = self.latest(), self._frame()
+        # a callback may train or call collectives for hours: it waits only since it was last seen elsewhere
+        since = max(mark.at, self._acted_at) if waits(frame) else mark.at
+        idle_s = 0.0 if in_debugger(self._main, self._outer) else time.monotonic() - since
         report = Report(
             self.rank, idle_s, mark.limit * (self.timeout_s or math.inf), mark.step,
             place=f"{mark.doing}, at step {mark.step}",
-            waits=any(part in file_name for part in WAITS_IN), in_torch="/torch/" in file_name,
+            waits=waits(frame), in_torch=frame is not None and "/torch/" in frame.f_code.co_filename,
         )  # fmt: skip
         return report, "".join(traceback.format_stack(frame, limit=INNERMOST)) if frame else ""
 
@@ -264,6 +278,11 @@ def in_debugger(thread: threading.Thread, outer: int) -> bool:
     count, because an IDE or a notebook may have started it."""
     modules = [frame.f_globals.get("__name__", "") for frame in callers(sys._current_frames().get(thread.ident or 0))]
     return any(name.partition(".")[0] in DEBUGGERS for name in modules[: len(modules) - outer])
+
+
+def waits(frame: FrameType | None) -> bool:
+    """Return True if the frame is of a call that waits for other ranks, or for the device."""
+    return frame is not None and any(part in frame.f_code.co_filename for part in WAITS_IN)
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
