@@ -122,7 +122,11 @@ class Opened:
             apart = f"uns/{member}_categories"  # AnnData below 0.7
             if member is not None and self.kind == "anndata" and isinstance(self.file.get(apart), h5py.Dataset):
                 found, names = self._codes(self._raw(plain, key), self.file[apart], missing, where)
-            elif member is not None and self.kind == "pandas" and attribute(item, f"{member}_meta") == "category":
+            elif (
+                member is not None
+                and self.kind in ("pandas", "pytables")  # of a table in a group, such as key="a/df"
+                and attribute(item, f"{member}_meta") == "category"
+            ):
                 meta, _ = find(self.file, item.parent.name, f"meta/{member}/meta/table", key, self.external)
                 found, names = self._codes(self._raw(plain, key), meta.fields("values"), missing, where)
             elif not self.meant or member is not None:
