@@ -139,6 +139,7 @@ SYNTAXES = [
     row("optim.lr =0.1", "optim.lr =0.1: contains a space - write optim.lr=0.1"),
     row("optim.lr = 0.1", "optim.lr = 0.1: contains a space - write optim.lr=0.1"),
     row("data.path=/my data/a.h5 seed=1", "data.path=/my data/a.h5: contains a space - quote it, 'data.path=/my data/a.h5'"),
+    row("data.path=/my/a.h5 trainer.max_steps", f"trainer.max_steps: {SYNTAX}"),  # not a part of the path
     row("-c", "argument --cfg/-c: expected one argument - see --help"),
     row("~data", "data: is missing - set data=..."),
     row("name= seed=1 a=[1", f"a=[1: {SYNTAX}"),

@@ -96,9 +96,10 @@ def no_override(text: str | None, argv: Sequence[str] = ()) -> str:
         return f"{text}: the shell does not expand this ~ - write {found[1]}$HOME{found[2] or ''}"
     if text and os.path.isdir(text):  # Path.is_dir raises an error for a text that is too long for a name
         return f"{text}: is a folder, not key=value - to resume a run, give resume={text}"
-    before = argv[argv.index(text) - 1] if text in argv[1:] else ""
-    if re.match(r"[\w.]+=.*/", before) and re.search(r"^[^=]*[/.][^=]*$", text or ""):  # the shell has split a path
-        return f"{before} {text}: contains a space - quote it, '{before} {text}'"
+    before = f"{argv[argv.index(text) - 1]} {text}" if text in argv[1:] else ""
+    split = re.fullmatch(r"[\w.]+=(.*/.* [^=]+)", before)  # by the shell, unless `text` is a key without a value
+    if split and ("/" in (text or "") or os.path.exists(split[1])):
+        return f"{before}: contains a space - quote it, '{before}'"
     # of a number or a quote that was copied from a page
     odd = [one for one in text or "" if not one.isascii() and unicodedata.category(one)[0] in "PSZN"]
     if odd:
