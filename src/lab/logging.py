@@ -19,8 +19,7 @@ SMALLEST_SCALE = 1e-3  # fp16's loss scale begins at 65,536; each step with inf 
 
 
 def check_finite(state: TrainState, run: RunContext) -> dict[str, int]:
-    """Raise RunFailed on all ranks if a gradient was inf or NaN and steps are not skipped (neither fp16 nor
-    trainer.non_finite=skip).
+    """Raise RunFailed on all ranks if a gradient was inf or NaN, unless fp16 or trainer.non_finite skips such steps.
 
     Return {objective, or value that a task's train_step returns: number of steps skipped since the last log}, which is
     in the same copy to the host. The sum of the norms suffices: it is not finite if one of them is not."""
@@ -81,14 +80,13 @@ def check_has_trained(state: TrainState, run: RunContext) -> None:
 def log_train(state: TrainState, run: RunContext, clock: SpeedMeter) -> None:
     """Log the means since the last log, over all ranks: one all-reduce and one copy to the host for all values."""
     skipped = check_finite(state, run)
-    names = [name for name in state.running_sums if name.rpartition("/")[2] != "non_finite"]
-    names_sent = sorted(names)  # a task may return its values in another order on each rank
-    means = torch.stack([state.running_sums[name].float() for name in names_sent])
+    names = sorted(name for name in state.running_sums if name.rpartition("/")[2] != "non_finite")  # alike on all ranks
+    means = torch.stack([state.running_sums[name].float() for name in names])
     sent = means if run.rank_timing is None else torch.cat([means, run.rank_timing.table()])
     sums = to_host(run.world.all_reduce_sum(sent))
-    summed = dict(zip(names_sent, sums))
-    counts = {name: run.world.size * (state.counts[name] - _skipped_of(name, skipped)) for name in names}
-    logged = {f"train/{name}": summed[name] / count for name, count in counts.items() if count}
+    counted = [run.world.size * (state.counts[name] - _skipped_of(name, skipped)) for name in names]
+    means_of = {name: value / count for name, value, count in zip(names, sums, counted) if count}
+    logged = {f"train/{name}": means_of[name] for name in state.running_sums if name in means_of}
     logged |= {f"train/{name}": rate for name, rate in state.schedule.logged_rates().items()}
     if state.source is None:
         logged["train/epoch"] = state.samples / run.samples_per_epoch
