@@ -19,7 +19,7 @@ from running import PACKAGE
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import h5rows
-from h5rows.errors import argument
+from h5rows.errors import argument, override
 from h5rows.reading import filters
 
 LIBRARY = Path(h5rows.__file__).parent
@@ -389,14 +389,14 @@ def test_packing_imports_no_torch_and_the_rest_names_it_if_it_is_missing(tmp_pat
 @pytest.mark.parametrize(
     ("group", "written"),
     [
-        ("", ["cache_mb", "swmr=True", "cache_gb=None", "missing={'y': 'drop'}", "external='allow'"]),
+        ("", ["cache_mb", "swmr=True", "splits={'val': None}", "missing={'y': 'drop'}", "external='allow'"]),
         (
             "data.",
             [
                 "data.cache_mb",
                 "data.swmr=true",
-                "data.cache_gb=null",
-                "'data.missing={y: drop}'",
+                "data.splits.val=null",
+                "data.missing={y: drop}",
                 "data.external=allow",
             ],
         ),
@@ -407,8 +407,9 @@ def test_messages_name_arguments_as_the_caller_writes_them(
 ) -> None:
     monkeypatch.setattr(h5rows.ConfigError, "group", group)
     given: list[tuple[Any, ...]] = [
-        ("cache_mb",), ("swmr", True), ("cache_gb", None), ("missing", {"y": "drop"}), ("external", "allow"),
+        ("cache_mb",), ("swmr", True), ("splits.val", None), ("missing", {"y": "drop"}), ("external", "allow"),
     ]  # fmt: skip
     assert [argument(*one) for one in given] == written
+    assert override("missing", {"y": "drop"}) == (f"'{written[3]}'" if group else written[3])  # for a shell
     with pytest.raises(h5rows.ConfigError, match=f"^{group}path=/no/data.path: no such file"):  # the name as it is
         h5rows.Dataset("/no/data.path", {"x": "x"})

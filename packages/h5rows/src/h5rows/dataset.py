@@ -24,7 +24,7 @@ from h5rows.checks import check_options
 from h5rows.conventions.choice import choose
 from h5rows.conventions.described import groups_of_files
 from h5rows.conventions.opening import How, Opened, how, lost_share, parts_of
-from h5rows.errors import ConfigError, argument, as_typed
+from h5rows.errors import ConfigError, argument, as_typed, override
 from h5rows.reading.copies import files_of, open_file, ranged
 from h5rows.reading.external import items_below
 from h5rows.reading.fields import Field, Fixed
@@ -153,7 +153,7 @@ class Dataset:
                     if found.dtype.kind == "f" and (lost := lost_share(found)):
                         what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
                         remedy = "to remove such rows, or a number, such as -1, to replace the class"
-                        raise ConfigError(f"{what}: set {argument('missing', {field: 'drop'})} {remedy}")
+                        raise ConfigError(f"{what}: set {override('missing', {field: 'drop'})} {remedy}")
             rows = self._common_length(file_name, swmr)
             chosen: np.ndarray | range = range(rows)
             if entry.get("index") is not None:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -26,12 +27,19 @@ def argument(name: str, *value: Any) -> str:
     """Return an argument as the caller of this library writes it.
 
     name: with the keys below it, such as splits.train.rows. value: at most one, to return an assignment:
-    `missing={'y': 'drop'}` in Python, `'data.missing={y: drop}'` in a config, quoted for a shell.
+    `splits={'val': None}` in Python, `data.splits.val=null` in a config.
     """
     if not value:
         return f"{ConfigError.group}{name}"
-    assignment = f"{ConfigError.group}{name}={as_typed(value[0])}"
-    return f"'{assignment}'" if ConfigError.group and isinstance(value[0], Mapping) else assignment
+    top, _, below = name.partition(".")
+    if below and not ConfigError.group:
+        return f"{top}={as_typed({below: value[0]})}"
+    return f"{ConfigError.group}{name}={as_typed(value[0])}"
+
+
+def override(name: str, value: Any) -> str:
+    """Return `argument(name, value)`, for a config as it is typed in a shell: `'data.missing={y: drop}'`."""
+    return shlex.quote(argument(name, value)) if ConfigError.group else argument(name, value)
 
 
 def as_typed(value: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from h5rows.account import Account
-from h5rows.errors import ConfigError, argument
+from h5rows.errors import ConfigError, override
 from h5rows.importers.csv_file import is_number
 from h5rows.importers.folders import ALLOW, lies_in
 from h5rows.importers.images import ImageDecoder
@@ -144,9 +144,8 @@ class TableSource(SampleSource):
             found |= set(self.groups.table(g, [column]).column(column).unique().to_pylist())
         if None in found and not self._nan:
             what = f"{self.where}: column {column!r} has empty cells"
-            remedy = (
-                f"empty='nan' makes them class {MISSING_CLASS} ({argument('missing.FIELD', 'drop')} skips such rows)"
-            )
+            skips = override("missing", {"FIELD": "drop"})
+            remedy = f"empty='nan' makes them class {MISSING_CLASS} ({skips} skips such rows)"
             raise ConfigError(f"{what}; {remedy}, fields= can exclude the column")
         return found
 
