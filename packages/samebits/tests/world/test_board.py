@@ -188,23 +188,16 @@ def test_a_rank_that_told_of_its_failure_was_not_killed(
     assert (read_failure(tmp_path) is None) == told
 
 
-@pytest.mark.parametrize("waits", ["again and again", "once"])
-def test_a_callback_that_calls_collectives_for_hours_does_not_wait(tmp_path: Path, waits: str) -> None:
-    names: dict[str, Any] = {"sleep": time.sleep}
-    exec(compile("def wait(seconds): sleep(seconds)", "torch/distributed/collectives.py", "exec"), names)
-    watch, over, found = HangWatchdog(tmp_path, 0, 2, timeout_s := limit(0.1)), threading.Event(), []
-
-    def look() -> None:
-        while not over.wait(timeout_s / 10):
-            mark = watch.latest()
-            found.append(watch._is_overdue(mark, time.monotonic() - mark.at, timeout_s))
-
-    thread = threading.Thread(target=look)
-    with watch.user_code("on_log", 7):
-        thread.start()
-        until = time.monotonic() + 5 * timeout_s
-        while time.monotonic() < until:
-            names["wait"](timeout_s / 20 if waits == "again and again" else 5 * timeout_s)
-        over.set()
-    thread.join()
-    assert any(found) == (waits == "once")
+@pytest.mark.parametrize(("works_at", "overdue_at"), [(None, 31), (25, 56)])
+def test_a_callback_waits_since_it_was_last_seen_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works_at: int | None, overdue_at: int
+) -> None:
+    """One that trains is in backward, or in a collective, at nearly each look."""
+    now = [0]
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watchdog, "waits", lambda frame: now[0] != works_at)
+    watch, mark = HangWatchdog(tmp_path, 0, 2, 10.0), watchdog.Mark(at=0.0, step=7, doing="on_log", limit=36.0)
+    for now[0] in range(1, 60):
+        if watch._is_overdue(mark, now[0], 10.0):
+            break
+    assert now[0] == overdue_at

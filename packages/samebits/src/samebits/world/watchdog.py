@@ -91,10 +91,7 @@ class HangWatchdog:
         self._over = threading.Event()
         self._failed_at: float | None = None
         self._announced = -math.inf  # Mark.at of the last progress whose limit was printed
-        self._wait: FrameType | None = (
-            None  # of a callback's call that waits for other ranks; held, so its id is unique
-        )
-        self._acted_at = -math.inf  # when a callback was last seen elsewhere than in the same wait
+        self._acted_at = -math.inf  # when a callback was last seen at work, not waiting for other ranks
         self._needs_timer = timeout_s is not None and not has_starter()
 
     def beat(self, doing: str, step: int, slow: bool = False) -> None:
@@ -165,19 +162,19 @@ class HangWatchdog:
             seen = time.monotonic()
 
     def _is_overdue(self, mark: Mark, idle_s: float, timeout_s: float) -> bool:
-        """Return True after the limit of `mark`. Announce a limit above one timeout when that timeout has passed."""
-        if mark.limit > 1 and idle_s > timeout_s and self._announced != mark.at:
+        """Return True after the limit of `mark`. Announce a limit above one timeout when that timeout has passed, unless
+        this rank waits for others."""
+        waiting = self.size > 1 and waits(self._frame())
+        if mark.limit > 1 and idle_s > timeout_s and self._announced != mark.at and not waiting:
             self._announced = mark.at
             print(
                 f"rank {self.rank}: no progress for {timeout_s:g} s ({mark.doing}, at step {mark.step}); the limit is "
                 f"{mark.limit * timeout_s:g} s ({mark.limit:g} x process.timeout)",
                 file=sys.stderr,
             )
-        before, self._wait = self._wait, None
-        if mark.limit > self.SLOW_TIMEOUTS and self.size > 1:
-            now, frame = time.monotonic(), self._frame()
-            self._wait = frame if waits(frame) else None
-            if self._wait is None or self._wait is not before:
+        if mark.limit > self.SLOW_TIMEOUTS:
+            now = time.monotonic()
+            if not waiting:
                 self._acted_at = now
             elif now - max(mark.at, self._acted_at) > timeout_s * self.SLOW_TIMEOUTS:
                 return True  # all ranks may wait for each other
@@ -216,7 +213,7 @@ class HangWatchdog:
     def _position(self) -> tuple[Report, str]:
         """Return the position of the main thread and its stack trace."""
         mark, frame = self.latest(), self._frame()
-        # a callback may train or call collectives for hours: it waits only since it was last seen elsewhere
+        # a callback may train for hours: it has waited only since it was last seen at work
         since = max(mark.at, self._acted_at) if waits(frame) else mark.at
         idle_s = 0.0 if in_debugger(self._main, self._outer) else time.monotonic() - since
         report = Report(
