@@ -44,7 +44,7 @@ FILES: list[tuple[str, str, str, tuple[str, str] | str]] = [
     ),
     (MATLAB, f"{DATA}/v73.mat", "matlab", ("a_matrix", "a_cell_array")),
     (MATLAB, f"{DATA}/string_v73.mat", "matlab", "is a MATLAB string"),
-    (TABLES, "tables/tests/indexes_2_1.h5", "pytables", ("table1/var2", "table1/var3")),
+    (TABLES, "tables/tests/indexes_2_1.h5", "pytables", ("table1/var2", "table2/var2")),
     (TABLES, "tables/tests/Tables_lzo1.h5", "pytables", "needs the filter LZO (number 305)"),
 ]  # fmt: skip
 IDS = [f"{kind}-{Path(name).parent.name}-{Path(name).name}" for _, name, kind, _ in FILES]
