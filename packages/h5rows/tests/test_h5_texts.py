@@ -93,6 +93,7 @@ def test_each_format_of_images_is_known(kind: str) -> None:
     image.new("RGB", (3, 2)).save(stream, kind)
     assert guess(stream.getvalue(), "") == "image"
     assert image_of(stream.getvalue()) == kind
+    assert image_of(b"P5\n# by hand\n3\n# and here\n2 255\n\0\0\0\0\0\0") == "PPM"
 
 
 @pytest.mark.parametrize("text", ["BMW i3, 2019", "BM", "P5 is a key", "P6\n12 monkeys", "P5"])

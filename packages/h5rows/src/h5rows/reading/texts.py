@@ -24,7 +24,7 @@ IMAGES = {
     "TIFF": rb"II\*\0|MM\0\*",
     "WebP": rb"RIFF....WEBP",
     "BMP": rb"BM....\0{4}",
-    "PPM": rb"P[56](\s|#[^\n]*\n)+\d+\s+\d+\s+\d+\s",
+    "PPM": rb"P[56]((\s|#[^\n]*\n)+\d+){3}\s",
 }
 DECODE = "decode them with PIL and write the pixels with h5rows.write"  # the remedy
 
