@@ -162,8 +162,8 @@ class HangWatchdog:
             seen = time.monotonic()
 
     def _is_overdue(self, mark: Mark, idle_s: float, timeout_s: float) -> bool:
-        """Return True after the limit of `mark`. Announce a limit above one timeout when that timeout has passed, unless
-        this rank waits for others."""
+        """Return True after the limit of `mark`. Announce a limit above one timeout when that timeout has passed, not
+        if this rank waits for others."""
         waiting = self.size > 1 and waits(self._frame())
         if mark.limit > 1 and idle_s > timeout_s and self._announced != mark.at and not waiting:
             self._announced = mark.at
