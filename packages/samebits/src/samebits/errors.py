@@ -155,9 +155,10 @@ def in_users_code(error: BaseException, shown: Callable[[Path], str]) -> str | N
     return f"{head and f'{head}: '}{one_line(error)} ({place}){given and f'; {given}'}"
 
 
+_PIDS = "raise the limit on processes and threads (ulimit -u, or pids of the container)"
 _LIMITS = {  # last words of errors at a limit of the system, and their remedies
-    "can't start new thread|Resource temporarily unavailable": "raise the limit on processes and threads (ulimit -u, "
-    "or pids of the container)",
+    "can't start new thread": _PIDS,
+    "Resource temporarily unavailable": f"if no process could be started, {_PIDS}",  # or a file is locked
     "Too many open files(: '.*')?": "raise the limit on open files (ulimit -n)",
 }
 

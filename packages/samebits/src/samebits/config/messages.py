@@ -302,7 +302,8 @@ def not_in(project: Project, key: str, node: dict[str, Any], elsewhere: Sequence
     option = yamls.option_for(key, node, argv, project.conf) if complete and not close else ""
     more = "" if option else added(project, key, node, argv)
     if more:  # an argument, unless the same name exists elsewhere; a mapping without a class accepts any name
-        elsewhere = [k for k in elsewhere if target and len(name) > 2 and k.rpartition(".")[2] == name]
+        same = {k for k in elsewhere if k.endswith(f".{name}") or (k == name and key.count(".") == 1)}
+        elsewhere = [k for k in elsewhere if target and len(name) > 2 and k in same]
     return no_such_key(key, node, elsewhere, project.moved_keys, option) + more
 
 
