@@ -52,7 +52,8 @@ def wandb_arguments(project: Project, run_dir: Path) -> tuple[LoggerConfig, dict
     about["overrides"] = read_overrides(project, run_dir)
     names = ("project", "entity", "group", "job_type", "tags")
     arguments: dict[str, Any] = {key: getattr(logger, key) for key in names}
-    arguments["project"] = re.sub(r"[/\\#?%:]", "-", logger.project)  # W&B refuses these; a run's name may have a slash
+    if logger.project == str(config.get("name")):  # the default; W&B refuses a slash, which a run's name may have
+        arguments["project"] = re.sub(r"[/\\#?%:]", "-", logger.project)
     if sweep := status.get("sweep"):
         about["sweep"] = sweep
         arguments["group"] = logger.group or sweep["sweep"]
