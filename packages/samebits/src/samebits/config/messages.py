@@ -302,8 +302,9 @@ def not_in(project: Project, key: str, node: dict[str, Any], elsewhere: Sequence
     option = yamls.option_for(key, node, argv, project.conf) if complete and not close else ""
     more = "" if option else added(project, key, node, argv)
     if more:  # an argument, unless the same name exists elsewhere; a mapping without a class accepts any name
-        same = {k for k in elsewhere if k.endswith(f".{name}") or (k == name and key.count(".") == 1)}
-        elsewhere = [k for k in elsewhere if target and len(name) > 2 and k in same]
+        in_group = key.count(".") == 1  # a.b.seed is not the top level's seed
+        alike = [k for k in elsewhere if k.endswith(f".{name}") or (in_group and k == name)]
+        elsewhere = alike if target and len(name) > 2 else []
     return no_such_key(key, node, elsewhere, project.moved_keys, option) + more
 
 

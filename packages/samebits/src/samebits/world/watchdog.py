@@ -164,8 +164,10 @@ class HangWatchdog:
     def _is_overdue(self, mark: Mark, idle_s: float, timeout_s: float) -> bool:
         """Return True after the limit of `mark`. Announce a limit above one timeout when that timeout has passed, not
         if this rank waits for others."""
+        if mark.limit == 1:  # a step
+            return idle_s > timeout_s
         waiting = self.size > 1 and waits(self._frame())
-        if mark.limit > 1 and idle_s > timeout_s and self._announced != mark.at and not waiting:
+        if idle_s > timeout_s and self._announced != mark.at and not waiting:
             self._announced = mark.at
             print(
                 f"rank {self.rank}: no progress for {timeout_s:g} s ({mark.doing}, at step {mark.step}); the limit is "
