@@ -109,5 +109,5 @@ def test_the_texts_say_it() -> None:
     assert table.count(r" \\" + "\n") == 3  # head and two rows
     unclear = two(noise.tolist(), noise[::-1].tolist())
     assert r"^\dagger" in latex(unclear)
-    assert tex("a_b & c\\d^e") == r"a\_b \& c\textbackslash{}d\textasciicircum{}e"
+    assert tex("[a_b & c\\d^e>") == r"{[}a\_b \& c\textbackslash{}d\textasciicircum{}e\textgreater{}"
     assert comparisons(two([1.0], [2.0])) == {}

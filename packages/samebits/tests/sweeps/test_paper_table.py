@@ -162,7 +162,7 @@ def test_what_stands_after_the_plus_minus_is_what_is_said() -> None:
         (83.47, 3.279, ("83.5", "3.3", 0)), (83.47, 5.1, ("83", "5", 0)), (0.3287, 0.001155, ("0.3287", "0.0012", 0)),
         (1234.0, 123.0, ("1230", "120", 0)), (5.0, 0.097, ("5.00", "0.10", 0)),
         (3.2e-9, 4.1e-10, ("3.2", "0.4", -9)), (0.5, None, ("0.5", None, 0)), (0.5, 0.0, ("0.5", "0", 0)),
-        (-0.001, 0.1, ("0.00", "0.10", 0)), (7.1e8, 2e7, ("7.10", "0.20", 8)),
+        (-0.001, 0.1, ("0.00", "0.10", 0)), (7.1e8, 2e7, ("7.10", "0.20", 8)), (1.2e-5, None, ("1.2", None, -5)),
     ],
 )  # fmt: skip
 def test_digits_follow_the_error(mean: float, error: float | None, says: tuple[str, str | None, int]) -> None:
@@ -198,7 +198,26 @@ def test_a_tie_is_marked_by_the_test_of_the_report() -> None:
     assert marks["worse"] == marks[bold[0]] == ""
     assert marks[{"best": "same", "same": "best"}[bold[0]]] == "†"
     assert "† not told from the best" in as_markdown(made)
-    assert r"$^\dagger$ not told" in as_latex(made)
+    assert r"${}^\dagger$ not told" in as_latex(made)
+
+
+@pytest.mark.parametrize(("other", "mark"), [([0.5, 0.6, 0.7], ""), ([0.99], "‡")])
+def test_the_best_is_bold_though_its_first_seed_diverged_or_one_seed_was_luckier(other: list[float], mark: str) -> None:
+    given = small({"a": [0.1, 0.8, 0.9, 0.85], "b": other})
+    first = replace(given.jobs[0], result={**given.jobs[0].result, "val/accuracy": math.nan})
+    made = table(replace(given, jobs=(first, *given.jobs[1:])), Ask(["model"], ["test/accuracy"]))
+    scores = [row.cells[0].scores[0] for row in made.rows]
+    assert [(score.best, score.mark) for score in scores] == [(True, ""), (False, mark)]
+
+
+def test_latex_accepts_small_and_large_numbers_and_values_that_are_lists() -> None:
+    """A [ after the end of a row would be its argument, and two superscripts are an error."""
+    for scores in ([[1.2e-7], [1.3e-7]], [[2.0e7, 2.1e7, 2.3e7], [2.1e7, 2.0e7, 2.2e7]]):
+        values = {f"[{16 * i},a<b]": of_one for i, of_one in enumerate(scores)}
+        made = as_latex(table(small(values), Ask(["model"], ["test/accuracy"])))
+        assert r"\times 10" in made
+        assert r"{}^\d" in made
+        assert not re.search(r"}\^|\d[eE][-+]|^\[|[<>]", made.replace("{}^", ""), re.MULTILINE)
 
 
 def test_a_row_without_a_score_is_shown_and_said_in_one_line() -> None:

@@ -23,12 +23,13 @@ Compared = Mapping[str, Sequence[Comparison]]  # {key of an objective: compariso
 
 
 def comparisons(study: Study) -> Compared:
-    """Compare each group that has at least two scores with the best one, for each objective with two such groups."""
-    found = {objective.key: _against_best(study, objective) for objective in study.objectives}
+    """Return the comparisons for each objective with two groups that can be compared."""
+    found = {objective.key: compared(study, objective) for objective in study.objectives}
     return {key: rows for key, rows in found.items() if rows}
 
 
-def _against_best(study: Study, objective: Objective) -> list[Comparison]:
+def compared(study: Study, objective: Objective) -> list[Comparison]:
+    """Compare each group that has at least two scores of the objective with the best one."""
     ranked = [group for group in groups(study, objective) if len(group.scores(objective)) > 1]
     if not ranked:
         return []
@@ -48,7 +49,8 @@ def scores_by_seed(study: Study, group: Group, objective: Objective) -> Scores:
     if group.folds:
         return group.scores_by_fold(objective)
     keys = [key for key in study.swept if is_seed(key)]
-    scored = [(job, score) for job in group.jobs if (score := job.score(objective)) is not None]
+    counted = filter(group.counts, group.jobs)
+    scored = [(job, score) for job in counted if (score := job.score(objective)) is not None]
     found: dict[object, float] = {}
     for job, score in scored:
         found.setdefault(repr([study.value(job, key) for key in keys]), score)

@@ -18,7 +18,7 @@ SMALL, LARGE = -4, 6  # means and errors between these powers of ten are written
 TOO_FEW = "too few seeds"
 MAX_ROWS = 200  # maximum number of rows in Markdown; the csv and the page contain all
 MARKS = {"†": "not told from the best by its seeds", "‡": "too few seeds to tell it from the best"}
-IN_TEX = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
+IN_TEX = {"±": r"$\pm$", "†": r"${}^\dagger$", "‡": r"${}^\ddagger$"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Score:
         """Return mean and error for LaTeX."""
         if self.mean is None:
             return "--"
-        number = plus_minus(*self._shown, r"\pm", r"({}) \times 10^{{{}}}")
+        number = plus_minus(*self._shown, r"\pm", r"{} \times 10^{{{}}}")
         number = rf"\mathbf{{{number}}}" if self.best else number
         return f"${number}{IN_TEX.get(self.mark, '').strip('$')}$" + tex(self.note)
 
@@ -138,8 +138,9 @@ def _tex_row(cells: Iterable[str]) -> str:
 
 
 def tex(value: str) -> str:
-    """Return plain text escaped for LaTeX."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | IN_TEX
+    """Return plain text escaped for LaTeX. After the end of a row a bare [ or * would be an argument."""
+    named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+    special = {c: rf"\text{name}{{}}" for c, name in named.items()} | {c: f"{{{c}}}" for c in "[*"} | IN_TEX
     return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in value)
 
 
@@ -172,8 +173,9 @@ def rounded(mean: float, error: float | None) -> tuple[str, str | None, int]:
     The error has two digits if they are at most 35, otherwise one; the mean has as many decimal places (Particle Data
     Group, Review of Particle Physics, 5.3). Without an error, or if it is 0, the mean has four digits.
     """
-    if error is None or error == 0:
-        return show(mean), error if error is None else "0", 0
+    if not error:
+        digits, _, power_text = show(mean + 0.0).partition("e")
+        return digits, error if error is None else "0", int(power_text or 0)
     power = math.floor(math.log10(max(abs(mean), error)))
     power = 0 if SMALL < power < LARGE else power
     mean, error = mean / 10.0**power, error / 10.0**power
@@ -184,8 +186,9 @@ def rounded(mean: float, error: float | None) -> tuple[str, str | None, int]:
     return f"{mean + 0.0:.{shown}f}", f"{error:.{shown}f}", power
 
 
-def plus_minus(mean: float, error: float | None, sign: str = "±", scaled: str = "({})e{}") -> str:
+def plus_minus(mean: float, error: float | None, sign: str = "±", scaled: str = "{}e{}") -> str:
     """Return mean and error as text: 83.5 ± 3.3. scaled: the form of (the text, the power of ten) if it is not 0."""
     mean_text, error_text, power = rounded(mean, error)
     plain = mean_text if error_text is None else f"{mean_text} {sign} {error_text}"
-    return scaled.format(plain, power) if power else plain
+    in_brackets = plain if error_text is None else f"({plain})"
+    return scaled.format(in_brackets, power) if power else plain

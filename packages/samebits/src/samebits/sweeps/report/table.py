@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from samebits.errors import ConfigError
 from samebits.sweeps.report.analyse import (
     Group,
+    best_group,
     best_of_most_seeds,
     config_keys,
     groups,
@@ -22,7 +23,7 @@ from samebits.sweeps.report.analyse import (
     show,
     value_text,
 )
-from samebits.sweeps.report.compare import comparisons
+from samebits.sweeps.report.compare import compared
 from samebits.sweeps.report.inference import mean_interval, standard_error
 from samebits.sweeps.report.read import Job, Objective, Study
 from samebits.sweeps.report.sheet import TOO_FEW, Score
@@ -208,11 +209,12 @@ def verdicts(study: Study, chosen: Sequence[Group], objective: Objective) -> dic
     scored = [group for group in chosen if group.scores(objective)]
     if len(scored) < 2:
         return {}
-    jobs = tuple(job for group in scored for job in group.jobs if group.counts(job))
-    rows = comparisons(replace(study, jobs=jobs, objectives=(objective,))).get(objective.key, ())
-    best = rows[0].best if rows else min(scored, key=lambda group: objective.sign * (group.mean(objective) or 0.0))
+    among = replace(study, jobs=tuple(job for group in scored for job in group.jobs))
+    rows = compared(among, objective)
+    best = rows[0].best if rows else best_group(among, objective)
     found = {group.jobs[0].key: TOO_FEW for group in scored}  # one seed each is too few for a test
-    return found | {row.group.jobs[0].key: row.verdict for row in rows} | {best.jobs[0].key: BEST}
+    found |= {row.group.jobs[0].key: row.verdict for row in rows}
+    return found | ({best.jobs[0].key: BEST} if best else {})
 
 
 def _tuned(study: Study, cells: Sequence[Sequence[Job]]) -> list[str]:
