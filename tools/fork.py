@@ -50,7 +50,7 @@ ANSWERS = ".copier-answers.yml"
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        "./run fork", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "./run fork", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("package", nargs="?", help=f"import name of your code, instead of {OLD}")
     parser.add_argument("--title", help="first line of the README; default: the package")
@@ -244,8 +244,8 @@ def check_folder(folder: Path, keeps: bool) -> None:
 
 def tracked(root: Path) -> list[str]:
     done = subprocess.run(["git", "ls-files", "-z"], cwd=root, env=git_environment(), capture_output=True, check=False)
-    if done.returncode:
-        raise Mistake(f"{root}: is not a git checkout - git init, git add, git commit")
+    if done.returncode or not done.stdout:
+        raise Mistake(f"{root}: is not a git checkout with files - git init, git add, git commit")
     return [name for name in os.fsdecode(done.stdout).split("\0") if name and (root / name).is_file()]
 
 

@@ -395,6 +395,9 @@ def test_a_new_folder_is_whole_or_not_there(tools: Any, tmp_path: Path, monkeypa
     assert [path.name for path in folder.parent.iterdir()] == ["fork"]
     with pytest.raises(tools.Mistake, match=r"fork: is there already, and no git checkout, .* or remove it$"):
         tools.check_folder(folder, keeps=True)
+    git(folder.parent, "init", "-q")
+    with pytest.raises(tools.Mistake, match="is not a git checkout with files - git init, git add, git commit"):
+        tools.tracked(folder.parent)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(

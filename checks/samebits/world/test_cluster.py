@@ -81,7 +81,7 @@ def test_a_mistake_ends_all_pods_and_is_said_once(tmp_path: Path) -> None:
     assert [text.count("error: modle: no such") for _, text in ended] == [1, 0]
     ended = pods(2, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}/run")
     assert [status for status, _ in ended] == [2, 2], ended
-    assert "2 hosts were started: add trainer=ddp" in ended[0][1]
+    assert "2 hosts were started: add trainer=ddp; for one process, unset RANK and WORLD_SIZE" in ended[0][1]
     assert ended[1][1] == ""
 
 

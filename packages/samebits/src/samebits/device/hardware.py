@@ -150,7 +150,10 @@ def _processes_of_host(hardware: HardwareConfig, trainer: Strategy, device: str,
     """Return the number of ranks that one of several hosts starts. On a CPU auto is 1; for more, start more pods or
     tasks."""
     if trainer.strategy in ONE_PROCESS:
-        raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp")
+        raise ConfigError(
+            f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp; for one "
+            "process, unset RANK and WORLD_SIZE"
+        )
     if here.local_count is None:
         return _processes_here(hardware, device, on_cpu=1)
     if hardware.num_procs not in ("auto", here.local_count):

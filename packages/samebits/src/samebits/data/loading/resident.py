@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samebits.data.loading.ring import GROUP_MOST
-from samebits.data.loading.slots import Slots, indices_on, split
+from samebits.data.loading.slots import Slots, drain, indices_on, split
 from samebits.data.order import Plan
 from samebits.data.spec import Batch, empty_batch, sample_bytes
 
@@ -66,8 +66,7 @@ class Resident:
                 end = begin + sum(sizes[i : i + group])
                 parts = split(self._index(self._held, rows[begin:end]), sample_ids[begin:end], sizes[i : i + group])
                 begin = end
-                while parts:
-                    yield parts.pop()  # and keep no reference, as in `drain`
+                yield from drain(parts)
 
     def _index(self, held: Batch, rows: Tensor) -> Batch:
         if self._slots is None:
