@@ -21,7 +21,9 @@ import sys
 
 def main() -> int:
     """Run the command. Return its exit status."""
-    parser = argparse.ArgumentParser("./run env", description="Print the environment and what a run would choose.")
+    parser = argparse.ArgumentParser(
+        "./run env", description="Print the environment and what a run would choose.", allow_abbrev=False
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for ./run train")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args()

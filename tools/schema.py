@@ -508,7 +508,7 @@ def comparable(schema: Schema) -> Schema:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        "./run schema", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "./run schema", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something would be")
     check = parser.parse_args().check

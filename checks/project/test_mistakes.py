@@ -142,6 +142,7 @@ SYNTAXES = [
     row("data.path=/my/a.h5 trainer.max_steps", f"trainer.max_steps: {SYNTAX}"),  # not a part of the path
     row("-c", "argument --cfg/-c: expected one argument - see --help"),
     row("~data", "data: is missing - set data=..."),
+    row("~hydra.run.dir", "~hydra.run.dir: this key cannot be deleted - set another value, or remove it"),
     row("name= seed=1 a=[1", f"a=[1: {SYNTAX}"),
     row(f"a=[{'b' * 300}", f"a=[{'b' * 300}: {SYNTAX}"),  # longer than the name of a file
     row("name=größe", "name=größe: contains a letter that is not ASCII - quote the text, 'name=\"größe\"'"),

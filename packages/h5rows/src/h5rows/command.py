@@ -136,6 +136,7 @@ def parser() -> argparse.ArgumentParser:
 
 def common(p: argparse.ArgumentParser) -> None:
     """Add the options that `pack` and `repack` share."""
+    p.allow_abbrev = False
     p.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     p.add_argument("--quiet", action="store_true", help="print only errors")
 

@@ -199,7 +199,7 @@ def parsed(arguments: Sequence[str]) -> tuple[Any, Any]:
 
     Like hydra.main, but not with sys.argv; overrides may be on both sides of -m, as in Hydra 1.4."""
     parser: Any = get_args_parser()
-    parser.error = _refuse
+    parser.error, parser.allow_abbrev = _refuse, False
     args = parser.parse_intermixed_args(list(arguments))
     if args.package is not None and not args.cfg:
         raise ConfigError(f"--package {args.package}: has no effect without --cfg job - add it, or remove --package")

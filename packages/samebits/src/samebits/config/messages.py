@@ -253,6 +253,8 @@ def _composition(
         return f"{found[1]}: no option is chosen - set {found[1]}=... ({', '.join(text.split()[-1:])})"
     if found := re.search(r"Error merging override (.*)", text):
         key, _, value = found[1].rstrip(".").partition("=")
+        if key.startswith("~"):
+            return f"{found[1]}: this key cannot be deleted - set another value, or remove it"
         if isinstance(cause, TypeError):  # a list for a mapping, or a mapping for a list
             key = key.lstrip("+")
             group = key.replace(".", "/")

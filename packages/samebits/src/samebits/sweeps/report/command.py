@@ -67,7 +67,9 @@ def port_number(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser."""
-    made = argparse.ArgumentParser("./run report", description="Write report.csv, report.md, pictures and report.html.")
+    made = argparse.ArgumentParser(
+        "./run report", description="Write report.csv, report.md, pictures and report.html.", allow_abbrev=False
+    )
     made.add_argument(
         "directories", nargs="*", type=Path, help="a sweep, run directories, or folders that contain them"
     )

@@ -31,7 +31,7 @@ MLFLOW_S = 600.0  # seconds for the upload of one run to MLflow
 def sync(project: Project) -> int:
     """Run the command. Return the exit status."""
     parser = argparse.ArgumentParser(
-        "./run sync", description="Upload missing records of runs and sweeps to W&B, MLflow."
+        "./run sync", description="Upload missing records of runs and sweeps to W&B, MLflow.", allow_abbrev=False
     )
     parser.add_argument(
         "directories", nargs="*", type=Path, help="run directories, sweeps, or folders that contain them"
