@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import pickle
+import shutil
 import sys
 import zlib
 from collections.abc import Callable
@@ -401,6 +403,40 @@ def test_a_resume_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     assert found is not None
     assert found[0].name == own[-1]
     assert names(tmp_path) == sorted(own)
+
+
+@pytest.mark.parametrize("done", range(6))
+def test_a_kill_while_a_sharded_one_is_replaced_leaves_one_that_loads(
+    done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """done: number of renames and removals before the kill."""
+    path, count = in_parts(tmp_path / "last_000000005.dcp", payload()), itertools.count()
+
+    def until_killed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def tried(*given: Any, **named: Any) -> Any:
+            if next(count) >= done:
+                raise KeyboardInterrupt
+            return call(*given, **named)
+
+        return tried
+
+    monkeypatch.setattr(shutil, "rmtree", until_killed(shutil.rmtree))
+    monkeypatch.setattr(Path, "replace", until_killed(Path.replace))
+    with pytest.raises(KeyboardInterrupt):
+        in_parts(path, payload())
+    monkeypatch.undo()
+    found = Checkpoints(tmp_path, MAIN).newest_valid(put_aside=True)
+    assert found is not None
+    assert found[0] == path
+    assert names(tmp_path) == [path.name]
+
+
+def test_a_sharded_one_of_the_same_step_may_be_damaged_again(tmp_path: Path) -> None:
+    save_checkpoint(payload(3), tmp_path / "last_000000003.pt")
+    for _ in range(2):
+        os.truncate(in_parts(tmp_path / "last_000000005.dcp", payload()) / "__0_0.distcp", 9)
+        Checkpoints(tmp_path, MAIN).newest_valid(put_aside=True)
+        assert names(tmp_path) == ["last_000000003.pt", "last_000000005.damaged"]
 
 
 def test_where_none_loads_the_user_decides(tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ class Checkpoints:
         kept = {int(step) for _, step in best}
         outdated = files[KEEP_LAST:] if kind == "last" else [file for file in files if step_of(file) not in kept]
         for old in outdated if self._leads else ():
-            sharded.delete(old) if old.is_dir() else old.unlink(missing_ok=True)
+            shutil.rmtree(sharded.set_aside(old), ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
 
     def prepare_and_check(self, payload: Callable[[], dict[str, Any]] | None = None) -> None:
         """Raise the error of a save that has failed in the background. Do not wait.
@@ -418,6 +418,7 @@ class Checkpoints:
                     log.warning("skipping damaged checkpoint: %s", error)
                 continue
             for one in damaged if put_aside and self._leads else ():
+                shutil.rmtree(one.with_suffix(".damaged"), ignore_errors=True)  # of an earlier resume
                 one.rename(one.with_suffix(".damaged"))
             return path, payload
         if files:
@@ -435,10 +436,13 @@ class Checkpoints:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete files that a killed process was writing or deleting (sharded.py)."""
+    """Delete files that a killed process was writing or deleting, and rename a sharded checkpoint that is complete."""
     for left in directory.glob(".*"):
-        if left.suffix in (".tmp", ".old") and CHECKPOINT.fullmatch(left.stem.removeprefix(".")):
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+        if left.suffix in (".tmp", ".old") and CHECKPOINT.fullmatch(name := left.stem.removeprefix(".")):
+            if left.suffix == ".tmp" and (left / sharded.REST).exists() and not (directory / name).exists():
+                left.replace(directory / name)
+            else:
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
 @mistakes_of(OSError)

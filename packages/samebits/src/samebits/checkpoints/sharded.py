@@ -95,9 +95,10 @@ def save(
         _raise_failure([0, failure_line(error)], path, error)
     sizes[INDEX], sums[INDEX] = len(plan.index), zlib.crc32(plan.index)
     save_file(rest | {"files": sizes, "sums": sums, "keys": list(tensors)}, temporary / REST)
-    delete(path)
+    before = set_aside(path)  # deleted last, because it takes seconds, in which the process may be killed
     temporary.replace(path)
     sync_folder(path.parent)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _make_folder(folder: Path, path: Path, world: World, group: Any) -> None:
@@ -158,13 +159,14 @@ def _raise_failure(failure: Any, path: Path, error: Exception | None) -> None:
         raise RunFailed(f"{path} cannot be written: {text} (rank {rank}); earlier checkpoints are complete") from error
 
 
-def delete(path: Path) -> None:
-    """Rename a checkpoint directory, then delete it, so that a part of it cannot be mistaken for a checkpoint."""
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint directory to delete it, so that a part of it cannot be mistaken for a checkpoint. Return its
+    new path."""
+    hidden = path.with_name(f".{path.name}.old")
+    shutil.rmtree(hidden, ignore_errors=True)
     if path.exists():
-        hidden = path.with_name(f".{path.name}.old")
-        shutil.rmtree(hidden, ignore_errors=True)
         path.replace(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+    return hidden
 
 
 def split(payload: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
