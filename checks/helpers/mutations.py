@@ -426,7 +426,7 @@ CONTRACT: list[tuple[str, str, str, str]] = [
      "packages/h5rows/tests/test_row_sets.py::test_processes_wait_until_a_column_that_is_made_of_others_is_read"),
     ("h5rows/reading/shared.py", "            self._take(file)\n", "",
      "packages/h5rows/tests/test_row_sets.py::test_a_column_is_read_once_for_all_processes"),
-    ("samebits/world/collectives.py", 'if os.readlink(path) == f"/memfd:{name} (deleted)":', "if True:",
+    ("samebits/world/collectives.py", 'name += os.readlink("/proc/self/ns/pid") +', "name +=",
      "packages/samebits/tests/world/test_collectives.py::test_ranks_of_a_machine_share_a_file"),
     ("src/lab/h5_errors.py", "2 if rules >= 3 else 1", "2 if rules >= 2 else 1",
      "tests/lab/test_splits.py::test_a_run_keeps_the_rule_of_its_splits[2]"),

@@ -86,17 +86,21 @@ def test_a_thread_has_a_group_of_its_own(tmp_path: Path) -> None:
 
 
 def told_through_a_file(world: World, folder: Path) -> None:
-    """Rank 2 takes its machine for another one of the same name, whose processes it cannot reach."""
+    """Rank 2 is in another container with the same host name, whose processes it cannot see."""
     import os
 
     if world.rank == 2:
-        os.readlink = lambda path: "/tmp/another"  # type: ignore[assignment]
+        os.readlink = lambda path: "pid:[2]"  # type: ignore[assignment]
+    pid = os.getpid()
+    os.getpid = lambda: pid if world.rank == 2 else 1 << 30
+    assert world.dead_peers()() == [0, 1] * (world.rank < 2)
+    os.getpid = lambda: pid
     with world.file_of_host() as file:
-        if file is None:
-            assert world.rank == 2
+        assert file is not None
+        if world.rank == 2:
             world.barrier()
+            assert not file.read()
             return
-        assert world.rank < 2
         position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
         if world.rank == 1:
             file.write(b"told")

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from samebits.children import process_state
@@ -149,10 +150,9 @@ class World:
 
     def dead_peers(self) -> Callable[[], list[int]]:
         """Return a function that lists the ranks on this machine whose processes have died."""
-        import socket
-
-        places = self.broadcast_object(self.gather_object((socket.gethostname(), os.getpid())))
-        pids = {rank: pid for rank, (host, pid) in enumerate(places) if host == socket.gethostname()}
+        here = machine()
+        places = self.broadcast_object(self.gather_object((here, os.getpid())))
+        pids = {rank: pid for rank, (other, pid) in enumerate(places) if other == here}
         # "": no such process; Z, X: a zombie or a dead process; without /proc the process counts as alive
         return lambda: [rank for rank, pid in pids.items() if process_state(pid) in ("", "Z", "X")]
 
@@ -161,23 +161,17 @@ class World:
         """Yield an empty file that all ranks of this machine have opened, each by itself. It is in memory, so nothing
         is left of it when they end.
 
-        None with one rank, on macOS, and if this rank cannot open the file, for example in another container: the
-        ranks then share nothing."""
+        None with one rank, on macOS, and if this rank may not open the file: the ranks then share nothing."""
         if self.size == 1 or not hasattr(os, "memfd_create"):
             yield None
             return
-        import socket
-
-        host, name = socket.gethostname(), f"samebits-{secrets.token_hex(8)}"
+        here = machine()
         with ExitStack() as opened:
-            own = opened.enter_context(open(os.memfd_create(name), "r+b", buffering=0))
-            places = self.broadcast_object(self.gather_object([host, f"/proc/{os.getpid()}/fd/{own.fileno()}", name]))
-            path, name = next((path, name) for other, path, name in places if other == host)
-            file = None
+            own = opened.enter_context(open(os.memfd_create("samebits"), "r+b", buffering=0))
+            places = self.broadcast_object(self.gather_object([here, f"/proc/{os.getpid()}/fd/{own.fileno()}"]))
+            path, file = next(path for other, path in places if other == here), None
             with suppress(OSError):
-                # in another container with the same name, this is a file of another process
-                if os.readlink(path) == f"/memfd:{name} (deleted)":
-                    file = opened.enter_context(open(path, "r+b", buffering=0))
+                file = opened.enter_context(open(path, "r+b", buffering=0))
             self.barrier()  # all have opened it, so the first rank may close its own
             yield file
 
@@ -190,6 +184,15 @@ class World:
 
             self._groups["threads"] = dist.new_group(backend="gloo")
         return self._groups.get("threads")
+
+
+def machine() -> str:
+    """Return a name for the processes that this process can see: of its machine or container. Host names are not
+    unique: containers of a machine that use its network have its name."""
+    name = platform.node()
+    with suppress(OSError):  # macOS
+        name += os.readlink("/proc/self/ns/pid") + Path("/proc/sys/kernel/random/boot_id").read_text()
+    return name
 
 
 def gather_rows(own: Tensor) -> tuple[Tensor, int]:
