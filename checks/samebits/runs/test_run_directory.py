@@ -22,7 +22,7 @@ from lab.builders import count_steps
 from lab.options import TrainerConfig
 from lab.program import PROGRAM, start
 from samebits.errors import ConfigError, RunFailed
-from samebits.runs import BEFORE, choose_run, claimed, reopen_directory
+from samebits.runs import BEFORE, choose_run, claimed, reopen_directory, undo_resume
 from samebits.runs.resume import check_followers
 from samebits.status import newest_checkpoint, write_status
 from samebits.sweeps.report import read_study
@@ -84,6 +84,24 @@ def test_a_resume_that_fails_before_its_first_step_leaves_the_run_as_it_was(
     assert status(run)["status"] in ("failed", "interrupted")
     assert not (run / BEFORE).exists()
     assert metrics(run)[-1]["step"] == 6
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_undone_resume_restores_the_files_that_were_there_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """killed: the undo is repeated, because the first one was killed when it had restored all files."""
+    before = dict.fromkeys(("config.yaml", "environment.json", "failure.json"), b"old")
+    (tmp_path / BEFORE).mkdir()
+    for name, content in before.items():
+        (tmp_path / BEFORE / name).write_bytes(content)
+    (tmp_path / "uncommitted.diff").write_text("of the resume")
+    if killed:
+        monkeypatch.setattr(shutil, "rmtree", lambda *given, **named: None)
+        undo_resume(tmp_path)
+        monkeypatch.undo()
+    undo_resume(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(("name", "read"), [("1", 1), ("007", 7), ("true", True)])

@@ -207,8 +207,8 @@ def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
     before = directory / BEFORE
     if not before.is_dir():
         return
-    if FAILURE not in but:
-        forget_failure(directory)
+    for name in {FAILURE, DIFF}.difference(but) if (before / CONFIG).exists() else ():  # nothing is restored yet
+        (directory / name).unlink(missing_ok=True)  # there may have been none before
     for name in UNDONE:
         if name not in but and (before / name).exists():
             (before / name).replace(directory / name)
