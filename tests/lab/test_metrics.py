@@ -51,9 +51,9 @@ def score(metric: Any, output: Tensor, label: Tensor, world: World = ONE) -> Any
 # ---- by their formulas, in plain NumPy
 
 
-def f1_and_iou(predicted: np.ndarray, label: np.ndarray, classes: int) -> tuple[float, float]:
+def f1_and_iou(predicted: np.ndarray, label: np.ndarray, classes: list[int]) -> tuple[float, float]:
     f1, iou = [], []
-    for c in range(classes):
+    for c in classes:
         hit = int(((predicted == c) & (label == c)).sum())
         either = int(((predicted == c) | (label == c)).sum())
         if either:
@@ -67,14 +67,16 @@ def auroc_by_pairs(scores: np.ndarray, positive: np.ndarray) -> float:
     return float(((difference > 0) + 0.5 * (difference == 0)).mean())
 
 
+@pytest.mark.parametrize("ignored", [255, 0])  # 0: predictions of it are wrong, but it is no class of the mean
 @pytest.mark.parametrize("pixels", [(), (3, 4)])
-def test_f1_and_iou(pixels: tuple[int, ...]) -> None:
+def test_f1_and_iou(pixels: tuple[int, ...], ignored: int) -> None:
     output, label = drawn(pixels=pixels)
-    label[::4] = 255
-    kept = (label != 255).numpy()
-    expected = f1_and_iou(output.argmax(1).numpy()[kept], label.numpy()[kept], 5)
-    assert score(MacroF1(5, ignore_index=255), output, label) == pytest.approx(expected[0], abs=1e-12)
-    assert score(MeanIoU(5, ignore_index=255), output, label.to(torch.uint8)) == pytest.approx(expected[1], abs=1e-12)
+    label[::4] = ignored
+    kept = (label != ignored).numpy()
+    classes = [c for c in range(5) if c != ignored]
+    expected = f1_and_iou(output.argmax(1).numpy()[kept], label.numpy()[kept], classes)
+    assert score(MacroF1(5, ignored), output, label) == pytest.approx(expected[0], abs=1e-12)
+    assert score(MeanIoU(5, ignored), output, label.to(torch.uint8)) == pytest.approx(expected[1], abs=1e-12)
 
 
 def test_a_confusion_matrix(tmp_path: Path) -> None:

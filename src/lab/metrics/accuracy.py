@@ -22,9 +22,10 @@ class Accuracy:
             target = target.argmax(1)
         elif target.dim() == 2 and target.shape[1] == 1:
             target = target.squeeze(1)
-        if output.dim() != 2 or target.is_floating_point() or target.shape != output.shape[:1]:
+        if output.dim() != 2 or output.shape[1] < 2 or target.is_floating_point() or target.shape != output.shape[:1]:
             raise ConfigError(
-                f"Accuracy cannot compare logits of shape {tuple(output.shape)} with batch['y'] of {target.dtype} and "
-                f"shape {tuple(target.shape)}: it needs one integer label per sample; for floats choose task=regression"
+                f"Accuracy cannot compare logits of shape {tuple(output.shape)} with batch['y'] of {batch['y'].dtype} "
+                f"and shape {tuple(batch['y'].shape)}: it needs a logit per class and one integer label per sample; "
+                "for floats choose task=regression"
             )
         return (output.argmax(1) == target.long()).float()  # torch cannot compare uint16

@@ -20,7 +20,7 @@ class Confusion(SummedMetric):
     """The base class of scores that are computed from counts (C, C), [label, prediction].
 
     output: (B, C, ...) logits. batch["y"]: (B, ...) integer labels. ignore_index: label of elements that do not count,
-    such as -100, or 255 for pixels without a class; None: all labels count.
+    such as -100, or 255 for pixels without a class; if it is a class, means leave it out. None: all labels count.
     """
 
     def __init__(self, num_classes: Count, ignore_index: int | None = None) -> None:
@@ -62,13 +62,18 @@ class Confusion(SummedMetric):
         """Return the score. table: (C, C) float64 counts, [label, prediction], over all samples of all ranks."""
         raise NotImplementedError
 
+    def mean_of_classes(self, share: Tensor, whole: Tensor) -> float:
+        """Return the mean of share / whole, both (C,), over the classes with whole > 0, except ignore_index."""
+        classes = [c for c in whole.nonzero().flatten().tolist() if c != self.ignore_index]
+        return (share / whole)[classes].mean().item()
+
 
 class MacroF1(Confusion):
     """The mean over classes of 2 TP / (2 TP + FP + FN). Classes without labels and predictions do not count."""
 
     def of_table(self, table: Tensor) -> float:
         """Return the macro F1."""
-        return mean_of_classes(2 * table.diag(), table.sum(0) + table.sum(1))
+        return self.mean_of_classes(2 * table.diag(), table.sum(0) + table.sum(1))
 
 
 class MeanIoU(Confusion):
@@ -76,7 +81,7 @@ class MeanIoU(Confusion):
 
     def of_table(self, table: Tensor) -> float:
         """Return the mean IoU."""
-        return mean_of_classes(table.diag(), table.sum(0) + table.sum(1) - table.diag())
+        return self.mean_of_classes(table.diag(), table.sum(0) + table.sum(1) - table.diag())
 
 
 class ConfusionMatrix(Confusion):
@@ -113,8 +118,3 @@ class ConfusionMatrix(Confusion):
         text = io.StringIO()
         csv.writer(text).writerows(rows)
         replace_text(path.with_name(f"{path.name}.csv"), text.getvalue())
-
-
-def mean_of_classes(share: Tensor, whole: Tensor) -> float:
-    """Return the mean of share / whole over the classes with whole > 0; both (C,)."""
-    return (share / whole)[whole > 0].mean().item()
