@@ -139,8 +139,7 @@ class ToFloat(_PerField):
             if dtype == torch.float64:
                 lines.append(f"{field}: float64 -> float32, rounded to 7 digits (data.transforms.to_float)")
             if not dtype.is_floating_point and dtype != torch.bool:
-                image = dtype in (torch.uint8, torch.uint16) and len(shape) > 1
-                divided = image if self.pixels == "images" else True
+                divided = self.pixels != "images" or (dtype in (torch.uint8, torch.uint16) and len(shape) > 1)
                 rounded = ", but rounded above 2**24" * (dtype.itemsize > 2)
                 what = f"divided by {torch.iinfo(dtype).max}" if divided else f"{KEPT}{rounded}"
                 lines.append(f"{field}: {dtype_name(dtype)} -> float32, {what} (data.transforms.to_float)")
@@ -242,7 +241,8 @@ class RandomFlip(_PerField):
         """Return the samples, mirrored if drawn."""
         if not 1 - x.ndim <= self._dim < x.ndim:
             raise ConfigError(f"data.transforms: RandomFlip.dim={self._dim}: the batch has the shape {tuple(x.shape)}")
-        return torch.where(drawn.view(-1, *[1] * (x.ndim - 1)), x.flip(self._dim), x)
+        signed = x.view(torch.int16) if x.dtype == torch.uint16 else x  # torch cannot flip uint16, such as label maps
+        return torch.where(drawn.view(-1, *[1] * (x.ndim - 1)), signed.flip(self._dim), signed).view(x.dtype)
 
 
 class RandomCrop(_PerField):
