@@ -549,15 +549,15 @@ def test_categories_of_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("df", ["df", "group/df"])
 def test_a_categorical_column_of_pandas(tmp_path: Path, capsys: pytest.CaptureFixture[str], df: str) -> None:
     """Its codes are in the table, its categories in another one; -1 is NaN. PyTables' indexes are not printed."""
-    rows = np.zeros(4, [("index", "i8"), ("kind", "i1"), ("size", "f4")])
-    rows["kind"] = [1, -1, 0, 1]
+    rows = np.zeros(4, [("index", "i8"), ("kind", "i1"), ("size", "f4"), ("text", "S3")])
+    rows["kind"], rows["text"] = [1, -1, 0, 1], [b"T", b"nan", b"B", b"T"]
     with h5py.File(path := str(tmp_path / "a.h5"), "w") as file:
         file.attrs["PYTABLES_FORMAT_VERSION"] = "2.1"
-        file.create_group(df).attrs["pandas_type"] = "frame_table"
+        file.create_group(df).attrs.update(pandas_type="frame_table", nan_rep="nan")  # as which it writes missing texts
         file[f"{df}/table"], file[f"{df}/_i_table/kind/sorted"] = rows, np.arange(4)
         file[f"{df}/table"].attrs["kind_meta"] = np.bytes_("category")
         file[f"{df}/meta/kind/meta/table"] = np.array([(0, b"B"), (1, b"T")], [("index", "i8"), ("values", "S1")])
-    for name in (f"{df}/table/kind", f"{df}/table/kind@classes"):
+    for name in (f"{df}/table/kind", f"{df}/table/kind@classes", f"{df}/table/text@classes"):
         data = h5rows.Dataset(path, {"y": name}, decode=True, missing="drop")
         assert data.column("y").tolist() == [1, 0, 1]
     assert h5rows.Dataset(path, {"y": f"{df}/table/kind"}, decode=True, missing=-1).class_names == {"y": ["B", "T"]}

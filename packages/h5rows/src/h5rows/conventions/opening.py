@@ -191,11 +191,13 @@ class Opened:
                 either = "classes require one value per row, or zeros and a single 1"
                 raise ConfigError(f"{where} has rows of the shape {found.shape[1:]}; {either}")
             columns.append(column)
-        distinct = np.unique(np.concatenate(columns))
-        distinct = distinct[distinct == distinct]
+        item, _ = find(self.file, groups[0], plain, argument(f"fields.{field}"), self.external)
+        lost = attribute(item.parent, "nan_rep")  # the text that pandas stores for a missing string
+        kept = [(own == own) & (own != lost) for own in columns]
+        distinct = np.unique(np.concatenate([own[of] for own, of in zip(columns, kept)]))
         if len(distinct) > MOST_CLASSES:
             raise ConfigError(f"{where} has {len(distinct):,} distinct values, too many for classes")
-        codes = [np.where(own == own, np.searchsorted(distinct, own), -1).astype(np.int64) for own in columns]
+        codes = [np.where(of, np.searchsorted(distinct, own), -1).astype(np.int64) for own, of in zip(columns, kept)]
         return [distinct, *codes]
 
     def _raw(self, name: str, key: str, place: tuple[Any, str | None] | None = None) -> Any:
