@@ -46,7 +46,7 @@ def assign(sample_ids: np.ndarray, weights: list[int]) -> tuple[np.ndarray, np.n
 
     First each id is assigned to the first part or to the rest, then the rest to the second part or the others, and so
     on, each time as evenly as the pixels of a line (Bresenham 1965). A part has its share of any range of consecutive
-    ids to within one or two samples; exactly, if that is an integer and the range starts at a multiple of its length.
+    ids to within len(weights) - 1; exactly, if all shares are integers and it starts at a multiple of its length.
     """
     of, index = np.full(len(sample_ids), -1), np.zeros(len(sample_ids), dtype=np.int64)
     left, total, open_ = sample_ids.copy(), sum(weights), np.ones(len(sample_ids), dtype=bool)
