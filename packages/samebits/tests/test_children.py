@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from samebits.children import Heartbeats, exited
+from samebits.children import Heartbeats, exited, process_state
 from samebits.errors import ConfigError, one_line
 from samebits.sweeps.job_process import FAULT, death
 from samebits.testing.processes import wait_for
@@ -135,3 +135,15 @@ def test_an_error_at_a_limit_of_the_system_has_its_remedy(error: Exception, reme
     assert line.startswith(f"{type(error).__name__}: {error}")
     assert ("raise the limit" in line) == bool(remedy)
     assert remedy in line
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="needs Linux's /proc")
+def test_a_process_name_may_end_within_a_letter() -> None:
+    """setproctitle sets it, and the kernel keeps 15 bytes."""
+    comm = Path("/proc/self/comm")
+    before = comm.read_bytes()
+    try:
+        comm.write_bytes("(a b) 训练模型".encode()[:14])
+        assert process_state(os.getpid()) in ("R", "S")
+    finally:
+        comm.write_bytes(before)

@@ -26,7 +26,8 @@ def process(tmp_path: Path, mounts: str, groups: str, limits: dict[str, str], ro
     proc.mkdir(parents=True)
     mount.mkdir()
     (proc / "cgroup").write_text(groups)
-    (proc / "mountinfo").write_text(mounts.format(root=root, mount=str(mount).replace(" ", r"\040")))
+    mounts = mounts.format(root=root, mount=str(mount).replace(" ", r"\040"))
+    (proc / "mountinfo").write_bytes(os.fsencode(mounts))
     for name, text in limits.items():
         (mount / name).parent.mkdir(parents=True, exist_ok=True)
         (mount / name).write_text(text)
@@ -46,6 +47,7 @@ def machine(tmp_path: Path, mounts: str, groups: str, limits: dict[str, str], ro
     ("mounts", "groups", "root", "limits", "granted"),
     [
         (V2, "0::/\n", "/", {"cpu.max": "250000 100000\n"}, 2.5),  # a container that sees its own group as the root
+        (f"31 23 8:1 / /media/caf\udce9 rw - ext4 /dev/sda1 rw\n{V2}", "0::/\n", "/", {"cpu.max": "9 2\n"}, 4.5),
         (V2, "0::/\n", "/", {}, None),  # the root of a host has no such file
         (V2, "0::/a/b\n", "/", {"a/b/cpu.max": "max 100000\n"}, None),
         (V2, "0::/a/b\n", "/", {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "150000 50000\n"}, 3.0),  # the least

@@ -54,8 +54,8 @@ def available(proc: Path = PROC) -> int:
 def _groups(process: Path) -> Iterator[tuple[int, Path]]:
     """Yield (version, folder) of the control groups that may limit the process's memory, innermost first."""
     try:
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        lines = (process / "mountinfo").read_text().splitlines()
+        groups = [line.split(":", 2) for line in (process / "cgroup").read_text(errors="surrogateescape").splitlines()]
+        lines = (process / "mountinfo").read_text(errors="surrogateescape").splitlines()
         mounts = [[word.replace(r"\040", " ") for word in line.split(" ")] for line in lines]
     except OSError:  # not Linux
         return
@@ -76,7 +76,7 @@ def _groups(process: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _kilobytes(file: Path, name: str) -> int:
-    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    line = next(line for line in file.read_text(errors="replace").splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
 
 

@@ -78,8 +78,8 @@ def process_state(pid: int) -> str | None:
     """Return the state of a process as a letter, as in ps: R running, S waiting, T stopped, t traced, Z zombie, X dead;
     "" if there is no such process, None if it is unknown (no /proc)."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            # the process name before it may contain spaces and brackets
-            return file.read().rpartition(")")[2].split()[0]
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the process name before it may contain spaces and brackets, and end within a letter
+            return file.read().rpartition(b")")[2].split()[0].decode()
     except OSError:
         return "" if os.path.isdir("/proc/self") else None

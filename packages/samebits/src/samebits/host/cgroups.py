@@ -14,8 +14,8 @@ def levels_of(controller: str, process: Path = OWN) -> Iterator[tuple[int, Path]
 
     controller: cpu or memory. process: folder with the process's `cgroup` and `mountinfo`."""
     try:
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        lines = (process / "mountinfo").read_text().splitlines()
+        groups = [line.split(":", 2) for line in (process / "cgroup").read_text(errors="surrogateescape").splitlines()]
+        lines = (process / "mountinfo").read_text(errors="surrogateescape").splitlines()
         mounts = [[word.replace(r"\040", " ") for word in line.split(" ")] for line in lines]
     except OSError:  # not Linux
         return

@@ -66,5 +66,5 @@ def private_memory(proc: Path = PROC) -> int:
 
 
 def _kilobytes(file: Path, name: str) -> int:
-    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    line = next(line for line in file.read_text(errors="replace").splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
