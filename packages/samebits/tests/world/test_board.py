@@ -201,3 +201,19 @@ def test_a_callback_waits_since_it_was_last_seen_at_work(
         if watch._is_overdue(mark, now[0], 10.0):
             break
     assert now[0] == overdue_at
+
+
+def test_the_watch_thread_goes_on_if_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its heartbeats would end, and the launcher would kill a rank that trains."""
+    watch, looks = HangWatchdog(tmp_path, 0, 2, None), []
+
+    def look(now: float) -> None:
+        looks.append(now)
+        if len(looks) == 1:
+            raise RuntimeError("can't start new thread")
+        watch._over.set()
+
+    monkeypatch.setattr(watchdog, "POLL_S", 0.01)
+    monkeypatch.setattr(watch, "_look_at_the_others", look)
+    watch._work()
+    assert len(looks) == 2

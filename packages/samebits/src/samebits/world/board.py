@@ -70,8 +70,8 @@ class Board:
             store.set(ALARM, "")
 
         if self._stood_in != self._round:
-            self._stood_in = self._round
             self.ask(say, None)
+            self._stood_in = self._round
 
     def reports(self) -> list[dict[str, Any]]:
         """Return the reports of this round in any order, as far as the store has answered. A late answer is returned by
