@@ -12,12 +12,20 @@ import pytest
 
 from samebits.code import environment
 from samebits.files import as_json
+from samebits.status import shown
 
 
 def test_json_files_are_json() -> None:
     value = {"a": math.nan, "b": [math.inf, 1.5, (2, -math.inf)], "c": {"d": None, "e": True}}
     text = as_json(value)
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [2, None]], "c": value["c"]}
+
+
+def test_a_path_is_shown_if_the_working_directory_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert shown(tmp_path) == str(tmp_path)
 
 
 def test_new_files_are_in_the_patch(tmp_path: Path) -> None:

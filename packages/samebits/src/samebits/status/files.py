@@ -30,7 +30,7 @@ def shown(path: Path) -> str:
     """Return the path relative to the working directory if it is inside it."""
     try:
         return str(path.relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, FileNotFoundError):  # the working directory was deleted
         return str(path)
 
 
