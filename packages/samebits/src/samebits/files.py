@@ -5,6 +5,7 @@ pipes, devices, folders, links, and files larger than a run writes, before it re
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -77,6 +78,9 @@ def sync_folder(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # this file system has no such call, for example VirtualBox's shared folders
+            raise
     finally:
         os.close(handle)
 
@@ -85,18 +89,13 @@ def remove_leftovers(directory: Path) -> None:
     """Delete the temporary files of `replace_text` whose process was killed before it could rename them."""
     for path in directory.glob(f".*.{platform.node()}.*"):
         process = path.suffix[1:]
-        if process.isdigit() and not _is_alive(int(process)):
+        try:
+            if process.isdigit():
+                os.kill(int(process), 0)
+        except (ProcessLookupError, OverflowError):
             path.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+        except PermissionError:  # a living process of another user
+            pass
 
 
 def no_links(path: str, flags: int) -> int:

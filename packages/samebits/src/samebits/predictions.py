@@ -34,7 +34,7 @@ class Part:
         self._path = path
         with _written(path):
             _check_space(path, np.zeros(0))
-            self._file = h5py.File(path, "w")
+            self._file = h5py.File(path, "w", locking=False)  # some file systems have no locks
 
     def append(self, rows: np.ndarray, fields: Mapping[str, Any]) -> None:
         """Append a batch. rows: (B,) int64. fields: {name: array (B, ...) or list of B
@@ -103,7 +103,7 @@ def assemble(parts: Sequence[Path], target: Path, attributes: Mapping[str, Any])
     file cannot be written.
     """
     temporary = target.with_name(f".{target.name}.tmp")
-    files = [h5py.File(part, "r") for part in parts]
+    files = [h5py.File(part, "r", locking=False) for part in parts]
     try:
         held = [file for file in files if ROW in file]  # a rank without samples has written nothing
         spec = {
@@ -161,7 +161,7 @@ def _check_space(file: Path, array: np.ndarray) -> None:
 
 
 def _write_h5(path: Path, spec: Spec, blocks: Iterator[Any], attributes: Mapping[str, Any]) -> None:
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", locking=False) as file:
         for name, (shape, kind) in spec.items():
             file.create_dataset(name, shape, h5py.string_dtype() if kind == "text" else kind)
         for begin, block in blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -23,16 +24,23 @@ from samebits.errors import ConfigError, RunFailed, file_error
 def test_rows_are_in_order_whatever_the_order_and_the_size_of_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
 ) -> None:
-    """A task with lanes predicts row k of each lane together, and a block has some of the rows."""
+    """A task with lanes predicts row k of each lane together, and a block has some of the rows. HDF5 takes no locks,
+    which some file systems do not have."""
     monkeypatch.setattr(predictions, "BLOCK", 100)
     values, texts = np.random.default_rng(0).random((50, 2)), [f"text {k}" for k in range(50)]
     parts = [tmp_path / f"{rank}.h5" for rank in range(2)]
+    locks = [os.open(path, os.O_CREAT) for path in (*parts, tmp_path / ".all.h5.tmp")]
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX)
     for rank, path in enumerate(parts):
         part = predictions.Part(path)
         for rows in np.split(np.arange(50).reshape(lanes, -1).T.ravel()[rank::2], 5):
             part.append(rows, {"output": values[rows], "text": [texts[row] for row in rows]})
         part.close()
+    predictions.assemble(parts, tmp_path / "all.h5", {})
     predictions.assemble(parts, tmp_path / "all.npz", {})
+    for lock in locks:
+        os.close(lock)
     found = np.load(tmp_path / "all.npz")
     assert found["row"].tolist() == list(range(50))
     np.testing.assert_array_equal(found["output"], values)

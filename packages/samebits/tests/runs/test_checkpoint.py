@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import logging
@@ -78,6 +79,8 @@ def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
     def fsync(handle: int) -> None:
         name = Path(os.readlink(f"/proc/self/fd/{handle}")).name
         synced.append((name, path.read_bytes() == b"the one before", os.fstat(handle).st_size))
+        if name == tmp_path.name:
+            raise OSError(errno.EINVAL, "this file system cannot sync folders")
 
     monkeypatch.setattr(checkpoint.os, "fsync", fsync)
     save_checkpoint(payload(), path)

@@ -102,9 +102,8 @@ def locked(path: Path) -> Lock:
             if attempt < 19:
                 time.sleep(0.1)
         except OSError as error:
-            remedy = (
-                "check its permissions" if isinstance(error, PermissionError) else "its file system may have no locks"
-            )
+            denied = isinstance(error, PermissionError)
+            remedy = "check its permissions" if denied else "its file system may have no locks"
             what = f"cannot be written or locked: {error.strerror}; {remedy}, or pack into another folder"
             raise ConfigError(f"{path}: {what}") from error
     raise ConfigError(f"{path} is locked: another pack is writing this file; wait for it or end it")
@@ -291,10 +290,13 @@ def flushing(path: Path) -> Iterator[None]:
 
 
 def flush(path: Path, mode: int) -> None:
-    """Open the file with this mode and fsync it."""
+    """Open the file or folder with this mode and fsync it."""
     fd = os.open(path, mode)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems have no such call for folders
+            raise
     finally:
         os.close(fd)
 
