@@ -219,22 +219,6 @@ def test_full_batches_hold_every_row_once() -> None:
         assert sorted(counted) == list(range(size))
 
 
-@pytest.mark.slow
-def test_what_torch_cannot_do_is_refused() -> None:
-    for overrides, says in (
-        (["hardware.compile=fast"], r"hardware\.compile: .*fast"),
-        (["trainer=dp", "hardware.device=cuda", "hardware.compile=default"], r"hardware\.compile=default: trainer=dp"),
-        (
-            ["trainer=fsdp", "hardware.compile=reduce-overhead"],
-            r"compile=reduce-overhead: .* use hardware\.compile=default",
-        ),
-        (["hardware.deterministic=true", "hardware.compile=max-autotune"], r"compile=max-autotune: .* use default"),
-        (["trainer=fsdp", "hardware.channels_last=true"], r"hardware\.channels_last=true: .* set it to false"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            compose(*overrides)
-
-
 IMAGES = ("data=synthetic", "data.shape=[3,8,8]", "data.size=200")  # one channel is in both orders
 
 

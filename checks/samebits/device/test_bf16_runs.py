@@ -11,9 +11,8 @@ from common import QUICK
 from gpt import NEEDS_GPT
 
 from samebits.device import WithBf16Weights
-from samebits.errors import ConfigError
 from samebits.parallel import checkpoint_activations, find_blocks
-from samebits.testing import compose, last_checkpoint, metrics, start_run
+from samebits.testing import last_checkpoint, metrics, start_run
 from samebits.testing.processes import slow
 
 BF16 = "hardware.precision=bf16-weights"
@@ -75,17 +74,3 @@ def test_gradients_are_the_same_in_other_ways(way: str) -> None:
         gradients.append([p.grad for p in model.parameters()])
     tolerance = {"rtol": 0.0, "atol": 0.0} if way == "recomputed" else {"rtol": 2e-2, "atol": 1e-4}
     torch.testing.assert_close(*gradients, **tolerance)
-
-
-@pytest.mark.slow
-def test_what_makes_its_own_copies_is_refused() -> None:
-    for trainer in ("dp", "fsdp"):
-        with pytest.raises(ConfigError, match=f"precision=bf16-weights: trainer={trainer} .* - use hardware.precision"):
-            compose(*QUICK, "trainer.max_steps=1", f"trainer={trainer}", "hardware.device=auto", BF16)
-    keeps = "hardware.activation_checkpointing_keeps=matmuls"
-    with pytest.raises(ConfigError, match=r"keeps=matmuls: .* use hardware.precision=bf16, or inputs"):
-        compose(*QUICK, "trainer.max_steps=1", "hardware.activation_checkpointing=auto", keeps, BF16)
-    with pytest.raises(ConfigError, match=r"_keeps=matmuls: has no effect, because .* is empty"):
-        compose(*QUICK, "trainer.max_steps=1", keeps)
-    with pytest.raises(ConfigError, match=r"hardware.attention: no kernel 'flush' - use cudnn, flash, efficient"):
-        compose(*QUICK, "trainer.max_steps=1", "hardware.attention=[flush]")

@@ -3,7 +3,6 @@ twice or three times; the copies of the weights alone need GPUs."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from lab.objective import LossModule
 from lab.tasks.supervised import Supervised
 from samebits.errors import ConfigError
 from samebits.parallel.data_parallel import Replicas
-from samebits.testing import compose, last_checkpoint, result, start_run, values
+from samebits.testing import last_checkpoint, result, start_run, values
 
 CPU = torch.device("cpu")
 
@@ -55,17 +54,6 @@ def test_a_run_learns_what_one_device_does(tmp_path: Path, monkeypatch: pytest.M
     torch.testing.assert_close(last_checkpoint(run)["model"], last_checkpoint(one)["model"], rtol=1e-3, atol=1e-4)
     assert values(run, "train/loss") == pytest.approx(values(one, "train/loss"), rel=1e-4)
     assert result(run)["test/accuracy"] == pytest.approx(result(one)["test/accuracy"], abs=0.01)
-
-
-@pytest.mark.one_quick
-@pytest.mark.parametrize(("overrides", "line"), [
-    (("hardware.num_procs=2",), "trainer=dp is one process, not 2 - use trainer=ddp"),
-    (("hardware=cpu",), "trainer=dp: splits a batch over several GPUs, not available on cpu - use trainer=ddp"),
-    (("hardware.compile=true",), "hardware.compile=true: trainer=dp copies the model at each step"),
-])  # fmt: skip
-def test_what_cannot_be(overrides: tuple[str, ...], line: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(line)):
-        compose("trainer=dp", *overrides)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from lab.models.mlp import MLP
 from lab.restore import score_checkpoint
 from samebits.errors import ConfigError
 from samebits.parallel import with_sync_batchnorm
-from samebits.testing import compose, last_checkpoint, metrics, result, start_run
+from samebits.testing import last_checkpoint, metrics, result, start_run
 
 RUN = (*QUICK, "trainer.max_steps=8", "trainer.log_every=2", "trainer.eval_every=null", "trainer.save_every=null")
 DDP = (*RUN, "trainer=ddp", "hardware.num_procs=2")
@@ -144,30 +144,6 @@ def test_a_parameter_that_is_unused_later_on_one_rank_is_named(tmp_path: Path, m
     line = "step 4, rank 1: the loss does not depend on spare.weight, spare.bias: set trainer.ddp.find_unused"
     with pytest.raises(ConfigError, match=re.escape(line)):
         start_run(tmp_path / "run", *DDP)
-
-
-@pytest.mark.one_quick
-@pytest.mark.parametrize(("overrides", "line"), [
-    (("trainer.ddp.comm_hook=fp16",), "trainer.ddp.comm_hook='fp16': has no effect with trainer=single"),
-    (("trainer.ddp.static_graph=true",), "trainer.ddp.static_graph=true: has no effect with trainer=single"),
-    (("trainer.sync_batchnorm=true",), "trainer.sync_batchnorm=true: has no effect with trainer=single"),
-    (("trainer=ddp", "trainer.ddp.comm_hook=powersgd"), "trainer.ddp.comm_hook: no option 'powersgd'"),
-    (("trainer=ddp", "trainer.ddp.bucket_cap_mb=0"), "trainer.ddp.bucket_cap_mb: must be > 0, got 0"),
-    (("trainer=ddp", "trainer.ddp.static_graph=true", "trainer.ddp.find_unused_parameters=true"),
-     "trainer.ddp.find_unused_parameters=true: set it to false"),
-    (("trainer=ddp", "trainer.sync_batchnorm=true", "hardware=cpu"), "requires CUDA, not cpu"),
-    (("trainer=ddp", "trainer.ddp.comm_hook=bf16", "hardware=cpu"), "comm_hook=bf16: torch supports it only on CUDA"),
-    (("process.straggler_threshold=0",), "process.straggler_threshold: must be > 0, got 0"),
-])  # fmt: skip
-def test_options_that_cannot_be(overrides: tuple[str, ...], line: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(line)):
-        compose(*overrides)
-
-
-@pytest.mark.slow
-def test_static_graph_refuses_micro_batches(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"static_graph=true.*micro_batch_size=8 makes 4 micro-batches"):
-        start_run(tmp_path / "run", *DDP, "trainer.ddp.static_graph=true", "hardware.micro_batch_size=8")
 
 
 def test_sync_batchnorm_keeps_names_and_parameters_and_says_where_it_cannot_be() -> None:

@@ -563,37 +563,6 @@ def test_an_index_runs_no_code(tmp_path: Path, made: Callable[..., Path], monkey
 # ---- mistakes, and what it costs others
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["trainer.fsdp.wrap=Linea"], r"trainer\.fsdp\.wrap: MLP has no module .* 'Linea' - did you mean Linear\?"),
-        (["trainer.fsdp.wrap=[ReLU]"], r"trainer\.fsdp\.wrap: 1 \(ReLU\) has no parameters"),
-        (["hardware.activation_checkpointing=[Bloc]"], r"hardware\.activation_checkpointing: MLP has no .*'Bloc'"),
-        (["trainer.fsdp.replicas=2"], r"trainer\.fsdp\.replicas=2: 2 processes cannot be divided"),
-        (["hardware.num_procs=1", "trainer.fsdp.cpu_offload=true"], r"cpu_offload=true: requires at least 2 processes"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        start_run(tmp_path / "run", *QUICK, *FSDP, "trainer.max_steps=2", *overrides)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["trainer=fsdp", "hardware=mps"], r"trainer\.strategy=fsdp: .* not mps"),
-        (["trainer.strategy=fsdp"], r"trainer\.fsdp, the options of sharding, is null - use trainer=fsdp"),
-        (["trainer=fsdp", "trainer.fsdp.reduce_dtype=fp8"], r"trainer\.fsdp\.reduce_dtype: no option 'fp8'"),
-    ],
-)
-def test_a_config_that_cannot_be_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose(*overrides)
-
-
 @pytest.mark.parametrize(
     ("version", "message"),
     [

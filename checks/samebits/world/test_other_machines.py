@@ -3,7 +3,6 @@ such machine is needed."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -15,12 +14,11 @@ import torch
 import yaml
 from common import QUICK, ROOT
 
-import h5rows.reading.memory
 import samebits.world.launch
 from lab.options import TrainerConfig
 from samebits.device import HardwareConfig, choose_device, count_processes, free_memory, hardware, resolve_hardware
 from samebits.errors import ConfigError
-from samebits.host import available_memory, count_gpus, gpu as cuda
+from samebits.host import count_gpus, gpu as cuda
 from samebits.schema import typed
 from samebits.sweeps.lease import visible_gpus
 from samebits.testing import compose, result, start_run
@@ -50,33 +48,6 @@ def test_a_run_needs_no_name_that_linux_alone_has(tmp_path: Path, monkeypatch: p
     assert result(run)["step"] == 2
     with samebits.world.launch.store_file(forked=True) as path:
         assert not path.startswith("/proc")
-
-
-def test_both_libraries_find_the_same_memory(tmp_path: Path) -> None:
-    """They do not import each other. With limits of two levels of either version of cgroups, and without any."""
-    kinds = {
-        "cgroup2 cgroup2 rw": ("0::/a/b\n", "memory.max", "memory.current", "active_file"),
-        "cgroup cgroup rw,memory": (
-            "4:memory:/a/b\n", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_active_file",
-        ),
-    }  # fmt: skip
-    found = set()
-    cases = itertools.product(kinds, ["max", "5000", "900000"], ["max", "3000"], ["MemAvailable", "MemFree"])
-    for number, (kind, outer, inner, known) in enumerate(cases):
-        proc, mount = tmp_path / str(number) / "proc", tmp_path / str(number) / "control groups"
-        group, limit, use, pages = kinds[kind]
-        for folder, most in ((mount / "a", outer), (mount / "a/b", inner)):
-            folder.mkdir(parents=True)
-            (folder / limit).write_text(most)
-            (folder / use).write_text("1500")
-            (folder / "memory.stat").write_text(f"anon 500\n{pages} 1000\n")
-        (proc / "self").mkdir(parents=True)
-        (proc / "self/cgroup").write_text(group)
-        (proc / "self/mountinfo").write_text("26 1 0:24 / {} rw - {}\n".format(str(mount).replace(" ", r"\040"), kind))
-        (proc / "meminfo").write_text(f"{known}: 4 kB\n")
-        assert h5rows.reading.memory.available(proc) == available_memory(proc)
-        found.add(available_memory(proc))
-    assert {4096, 2500} < found
 
 
 def cuda_built(monkeypatch: pytest.MonkeyPatch, nvml: int, found: int, visible: str | None = None) -> list[int]:

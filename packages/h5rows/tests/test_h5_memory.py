@@ -132,7 +132,8 @@ def test_what_is_free_is_within_the_limits_of_containers(
     (tmp_path / "self/mountinfo").write_text(mounts.format(str(tmp_path / "groups").replace(" ", r"\040")))
     if names:
         (tmp_path / "groups/a/b").mkdir(parents=True)
-        (tmp_path / "groups/a" / names["limit"]).write_text(f"{limit}\n")
-        (tmp_path / "groups/a" / names["use"]).write_text("9000000000\n")
-        (tmp_path / "groups/a/memory.stat").write_text(f"anon 5000000000\n{names['pages']} 4000000000\n")
+        for folder, most in ((tmp_path / "groups/a", limit), (tmp_path / "groups/a/b", "20000000000")):
+            (folder / names["limit"]).write_text(f"{most}\n")
+            (folder / names["use"]).write_text("9000000000\n")
+            (folder / "memory.stat").write_text(f"anon 5000000000\n{names['pages']} 4000000000\n")
     assert memory.available(tmp_path) == free
