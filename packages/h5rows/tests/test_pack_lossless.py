@@ -212,6 +212,7 @@ def columns(path: Path, text: str | bytes, **kwargs: Any) -> dict[str, list[Any]
         ("lat,n\n12.3456789012,0.1\n0.5,2.5\n", {}, {"lat": [12.3456789012, 0.5], "n": [0.1, 2.5]}),
         ("a,b\n1,\xe9t\xe9\n".encode("latin-1"), {"encoding": "latin-1"}, {"a": [1], "b": ["été"]}),
         ("a,b\n1,é\n".encode("utf-16"), {"encoding": "utf-16"}, {"a": [1], "b": ["é"]}),
+        ("a,b\n1,é\n".encode("utf-16-be"), {"encoding": "utf-16-be"}, {"a": [1], "b": ["é"]}),
         (b"\xef\xbb\xbfa,b\n1,2\n", {}, {"a": [1], "b": [2]}),
         ('a,b\n1,"x\n\ny"\n2,z\n', {}, {"a": [1, 2], "b": ["x\n\ny", "z"]}),
         ("a\n1\n2\n\n", {}, {"a": [1, 2]}),

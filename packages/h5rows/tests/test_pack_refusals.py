@@ -114,6 +114,14 @@ def test_a_csv_without_rows(tmp_path: Path) -> None:
     assert refused(path) == f"{path} has no rows, only a line of column names; header=False reads that as a sample"
 
 
+def test_files_of_splits_and_of_none(tmp_path: Path) -> None:
+    """Rows of the test set were in one set with those of train."""
+    for name in ("train-0.txt", "test-0.txt", "more.txt"):
+        (tmp_path / name).write_text(name)
+    both = f"{tmp_path} has files of the splits ['test', 'train'] and also {tmp_path}/more.txt, of none"
+    assert refused(tmp_path) == f"{both}: move it, or begin its name with train, val or test"
+
+
 # -- tar
 
 

@@ -62,18 +62,19 @@ def read_csv(file: Path, options: PackOptions) -> Any:
 
     arrow = need("pyarrow.csv", f"reading {file}", "pyarrow")
     separator = options.separator or ("\t" if file.suffix.lower() == ".tsv" else ",")
-    encoding, raw = options.encoding or "utf-8", file.read_bytes().rstrip(b"\r\n")
-    reading = arrow.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False, encoding=encoding)
-    if not raw:
-        raise ConfigError(f"{file} is empty")
+    encoding, raw = options.encoding or "utf-8", file.read_bytes()
+    reading = arrow.ReadOptions(use_threads=False, autogenerate_column_names=options.header is False)
     if raw.startswith(b"\x1f\x8b"):
         raise ConfigError(f"{file} is gzip; decompress it first")
-    if options.header is not False and not re.search(rb"[\r\n]", raw):
-        raise ConfigError(f"{file} has no rows, only a line of column names; header=False reads that as a sample")
-    reading.block_size = min(max(1 << 20, len(raw)), MOST_BLOCK)
     parsing = arrow.ParseOptions(delimiter=separator, newlines_in_values=True, escape_char=options.escape or False)
     try:
-        check_quotes(file, raw.decode(encoding) if b'"' in raw or options.escape else "", separator, options.escape)
+        raw = (raw.decode(encoding).encode() if options.encoding else raw).rstrip(b"\r\n")
+        if not raw:
+            raise ConfigError(f"{file} is empty")
+        if options.header is not False and not re.search(rb"[\r\n]", raw):
+            raise ConfigError(f"{file} has no rows, only a line of column names; header=False reads that as a sample")
+        reading.block_size = min(max(1 << 20, len(raw)), MOST_BLOCK)
+        check_quotes(file, raw.decode() if b'"' in raw or options.escape else "", separator, options.escape)
         names = arrow.open_csv(pa.BufferReader(raw), reading, parsing).schema.names
         as_text = arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
         parsing.ignore_empty_lines = len(names) > 1  # with a single column, an empty line is an empty cell
