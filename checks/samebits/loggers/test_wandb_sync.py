@@ -348,20 +348,25 @@ def test_online_and_offline_parts_are_one_run(train_command: Command, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ill", sample_of(["dead"], ["slow", "dead", "well"]))
+@pytest.mark.parametrize("ill", [*sample_of(["dead"], ["slow", "dead", "well"]), "changed"])
 def test_a_killed_run_that_is_resumed_has_no_hole(tmp_path: Path, server: Server, ill: str) -> None:
-    """kill -9 of the run, or of it, its process and wandb-core (dead): the resume sends what the server lacks."""
+    """kill -9 of the run, or of it, its process and wandb-core (dead): the resume sends what the server lacks. If it
+    logs other lines than those that were sent (changed), they are of a new run."""
     run = tmp_path / "run"
     overrides = (*RUN, *STEPS, "trainer.max_steps=24", f"hydra.run.dir={run}")
     os.environ.update(online(server))
     try:
-        server.ill = {"slow": lambda path: 0.5 if "file_stream" in path else None, "well": None,
-                      "dead": lambda path: "hang" if "file_stream" in path else None}[ill]  # fmt: skip
+        server.ill = {"slow": lambda path: 0.5 if "file_stream" in path else None,
+                      "dead": lambda path: "hang" if "file_stream" in path else None}.get(ill)  # fmt: skip
         kill_at(run, 8, overrides)
         if ill == "dead":
             kill_senders(run)
         server.ill = None
-        called([*TRAIN, f"resume={run}"], seconds=100)
+        if ill == "changed":
+            settled(run)
+        more = ["trainer.log_every=3"] if ill == "changed" else []
+        said = called([*TRAIN, f"resume={run}", *more], seconds=100).stderr
+        assert ("because trainer.log_every changed after lines were sent" in said) == (ill == "changed")
     finally:
         os.environ["WANDB_MODE"] = "offline"
     settled(run)

@@ -26,13 +26,13 @@ from samebits.files import as_json, no_links, read_file, records, replace_text
 from samebits.loggers.background import Background
 from samebits.loggers.csv_log import CSVThread
 from samebits.loggers.media import save
-from samebits.loggers.mlflow_log import MLflowThread
+from samebits.loggers.mlflow_log import ID as MLFLOW_ID, MLflowThread
 from samebits.loggers.options import LoggerConfig
 from samebits.loggers.tensorboard_log import TensorBoardThread
-from samebits.loggers.wandb_log import WandbProcess
+from samebits.loggers.wandb_log import FOLDER, OUTPUT, WandbProcess
 from samebits.project import Project
-from samebits.runs import commit_resume
-from samebits.status import METRICS, read_status
+from samebits.runs import changed_values, commit_resume
+from samebits.status import METRICS, new_wandb_id, read_status, write_status
 
 log = logging.getLogger("samebits")
 TRAIN_LOG = "train.log"
@@ -135,6 +135,8 @@ class RunLogger(Logger):
 
     def begin(self, step: int, total_steps: int) -> None:
         """Start the copies and, on a terminal, the progress bar."""
+        if self.lines < sum(1 for _ in records(self._metrics)):
+            self._leave_other_values()
         if not self._metrics.exists():  # otherwise _go_on: a resume deletes lines first, W&B cannot
             self._begin_wandb()
         own = self._project, self._directory, self._from_step, self._most_s
@@ -147,6 +149,17 @@ class RunLogger(Logger):
         self._total_steps, self._began, self._said = total_steps, (step, time.monotonic()), time.monotonic()
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
+
+    def _leave_other_values(self) -> None:
+        """Begin a new run in W&B and MLflow, which cannot delete lines, if a resume logs lines again with a changed
+        config: their values or steps may differ."""
+        unlike = (*self._project.neutral_groups, "process", "name", "resume", "sweep")
+        keys = [key for key in changed_values(self._project, self._directory) if key.split(".")[0] not in unlike]
+        begun = [path for path in (self._directory / FOLDER / OUTPUT, self._directory / MLFLOW_ID) if path.exists()]
+        if keys and begun:
+            write_status(self._directory, str(read_status(self._directory)["status"]), wandb_id=new_wandb_id())
+            (self._directory / MLFLOW_ID).unlink(missing_ok=True)
+            self.warn(f"a new run in W&B or MLflow begins, because {', '.join(keys)} changed after lines were sent")
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Write a line to metrics.jsonl and log it to the copies. Raise ConfigError if a value is not a number."""

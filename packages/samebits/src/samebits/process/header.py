@@ -19,8 +19,8 @@ from samebits.loggers import Logger
 from samebits.parallel import class_name, describe_shards, padding_note
 from samebits.process.rank import RankProcess
 from samebits.project import Project
-from samebits.runs import BEFORE
-from samebits.saved import load_flat, read_overrides, same_value
+from samebits.runs import BEFORE, changed_values
+from samebits.saved import read_overrides
 from samebits.schema import show
 from samebits.shards import is_sharded
 
@@ -66,10 +66,8 @@ def changes_of_resume(project: Project, directory: Path) -> str:
     """
     if not (directory / BEFORE).exists():
         return ""
-    was, now = load_flat(project, directory / BEFORE), load_flat(project, directory)
-    keys = [key for key in {**was, **now} if not same_value(was.get(key), now.get(key))]
-    keys = [key for key in keys if group_of(key) not in SAID_ELSEWHERE]
-    values = [f"{key} {show(was.get(key))} -> {show(now.get(key))}" for key in keys]
+    changed = changed_values(project, directory).items()
+    values = [f"{key} {show(was)} -> {show(now)}" for key, (was, now) in changed if group_of(key) not in SAID_ELSEWHERE]
     before, after = codes_of(directory / BEFORE), codes_of(directory)
     # before the first checkpoint, the code of the run is replaced instead of recorded as a change
     return ", ".join([*values, *(code_changes(before[-1], after[-1]) if len(after) > len(before) else [])])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from samebits.runs.directory import (
         BEFORE as BEFORE,
         NOT_COMPUTED as NOT_COMPUTED,
+        changed_values as changed_values,
         claimed as claimed,
         commit_resume as commit_resume,
         empty_directory as empty_directory,

@@ -192,6 +192,13 @@ def keep_versions(directory: Path, versions: dict[str, str]) -> None:
         write_json(directory / REMOTE, versions | began)
 
 
+def changed_values(project: Project, directory: Path) -> dict[str, tuple[Any, Any]]:
+    """Return {key: (value before, value now)} of the keys that a resume has changed, until its first step."""
+    was = load_flat(project, directory / BEFORE)
+    now = load_flat(project, directory) if was else {}
+    return {k: (was.get(k), now.get(k)) for k in {**was, **now} if not same_value(was.get(k), now.get(k))}
+
+
 def commit_resume(directory: Path) -> None:
     """Make a resume final, after its first step: delete the copies that `undo_resume` would restore."""
     if (directory / BEFORE).exists():
