@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,9 +94,13 @@ def test_a_job_that_no_node_can_run_is_reported(cluster: Any, tmp_path: Path) ->
     assert (process.returncode, states(tmp_path / "s")) == (130, ["queued", "queued"])
 
 
-def test_no_cluster_is_one_line(tmp_path: Path) -> None:
-    where = ("hydra/launcher=ray", "hydra.launcher.address=127.0.0.1:1", f"hydra.sweep.dir={tmp_path}/s")
-    done = called([*TRAIN, *SWEEP, "seed=0,1", *where], code=2, seconds=100, fresh=True)
-    assert "error: hydra.launcher.address=127.0.0.1:1: " in done.stderr
+@pytest.mark.parametrize("listens", [False, True])
+def test_no_cluster_is_one_line(tmp_path: Path, listens: bool) -> None:
+    """Nor is another program that listens there, which Ray would try for a quarter of an hour."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1] if listens else 1}"
+        where = ("hydra/launcher=ray", f"hydra.launcher.address={address}", f"hydra.sweep.dir={tmp_path}/s")
+        done = called([*TRAIN, *SWEEP, "seed=0,1", *where], code=2, seconds=200, fresh=True)
+    assert f"error: hydra.launcher.address={address}: " in done.stderr
     assert "Traceback" not in done.stderr
     assert [status(tmp_path / "s" / job["key"])["status"] for job in book(tmp_path / "s")["jobs"]] == ["queued"] * 2

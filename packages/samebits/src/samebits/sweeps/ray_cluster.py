@@ -147,12 +147,13 @@ class Tasks(Launch):
 
 def run_on_ray(work: Work, config: RayConfig) -> signal.Signals | None:
     """Run the jobs on a Ray cluster. Return the signal that stopped them early, or None."""
-    import ray
-
     address = config.address or os.environ.get("RAY_ADDRESS")
     try:
         if found := re.fullmatch(r"([^/]+):(\d+)", address or ""):  # check first, because Ray would retry for minutes
             socket.create_connection((found[1].strip("[]"), int(found[2])), 10).close()
+            os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")  # if it is another program: each takes 40 s
+        import ray
+
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:  # OSError includes ConnectionError
         raise ConfigError(
