@@ -30,7 +30,7 @@ class Unprojected(NamedTuple):
 class NextToken:
     """(output, batch) -> (B,): losses in nats per token, the mean over each sample's tokens.
 
-    output: (B, T, V) logits, or Unprojected. batch["y"]: (B, T) int64 token ids, -100 for padding. Samples have equal
+    output: (B, T, V) logits, or Unprojected. batch["y"]: (B, T) integer token ids, -100 for padding. Samples have equal
     weight here, also if their lengths differ; task=language weights them by their number of tokens.
 
     compiled: compile the training loss, also if hardware.compile is false. On a GPU this avoids a float32 copy of bf16
@@ -44,14 +44,14 @@ class NextToken:
         """Return the losses, (B,). Raise ConfigError if the shapes do not fit."""
         inputs = output.hidden if isinstance(output, Unprojected) else output
         target = batch.get("y")
-        if target is None or inputs.dim() != 3 or target.shape != inputs.shape[:2]:
-            shape = None if target is None else tuple(target.shape)
+        if target is None or target.is_floating_point() or inputs.dim() != 3 or target.shape != inputs.shape[:2]:
+            found = None if target is None else f"{target.dtype} of shape {tuple(target.shape)}"
             raise ConfigError(
-                f"NextToken: expected logits (B, T, V) and batch['y'] (B, T), got {tuple(inputs.shape)} and {shape}: "
-                "use task=next_token with data=tokens, task=language with data=sequences, and both with model=gpt"
+                f"NextToken: expected logits (B, T, V) and integers batch['y'] (B, T), got {tuple(inputs.shape)} and "
+                f"{found}: use task=next_token with data=tokens, task=language with data=sequences, with model=gpt"
             )
         fused = self.compiled and torch.is_grad_enabled()
-        losses = (compiled_losses() if fused else token_losses)(output, target.flatten()).view(target.shape)
+        losses = (compiled_losses() if fused else token_losses)(output, target.long().flatten()).view(target.shape)
         return losses.sum(1) / (target != -100).sum(1).clamp(min=1)
 
 
