@@ -162,9 +162,10 @@ def batches(
             made["ring"] = Ring(data, torch.device("cpu"), 1)
             order = chunk_windows(data, 0, window=args.window, batch_size=batch, chunk_rows=None)
             made["plan"] = TrainPlan(order, batch, [batch // args.ranks], args.rank, args.ranks, 0)
-            made["stream"] = made["ring"].stream(made["plan"])
+            parts = made["ring"].stream(made["plan"])
+            made["stream"] = (batch for part in parts for batch, _ in reversed(part))
         for _ in range(len(made["data"]) // batch):
-            yield next(made["stream"])[0]["x"].numpy()
+            yield next(made["stream"])["x"].numpy()
     elif peer in ("mosaicml", "litdata"):
         if not made:
             made["loader"] = PEERS[peer](url, batch, args)

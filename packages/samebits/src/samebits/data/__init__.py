@@ -38,7 +38,6 @@ if TYPE_CHECKING:
         drawing as drawing,
         seed_of_split as seed_of_split,
     )
-    from samebits.data.loading.slots import drain as drain
     from samebits.data.order import EvalPlan as EvalPlan, Plan as Plan, TrainPlan as TrainPlan, shuffled as shuffled
     from samebits.data.plans import evaluation_plan as evaluation_plan, training_plan as training_plan
     from samebits.data.stateful import StatefulOrder as StatefulOrder

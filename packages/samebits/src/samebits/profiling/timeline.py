@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from samebits.clocks import DeviceClock, HostClock
-from samebits.data import drain
 
 T = TypeVar("T")
 OTHER, DATA, COPY, FORWARD = "other", "data wait", "copy", "forward"
@@ -144,7 +143,7 @@ class Batches:
                     return
                 finally:
                     self._spans.end()
-                yield from drain(out)
+                yield out.pop()
         finally:
             close = getattr(batches, "close", None)
             if close is not None:

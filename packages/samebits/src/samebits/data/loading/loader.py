@@ -28,7 +28,7 @@ from samebits.data.loading.open_workers import open_workers
 from samebits.data.loading.resident import Resident
 from samebits.data.loading.ring import Ring
 from samebits.data.loading.samples import InProcess, Samples, own_random_numbers
-from samebits.data.loading.slots import CAN_REUSE, drain, indices_on
+from samebits.data.loading.slots import CAN_REUSE, indices_on
 from samebits.data.loading.waits import waits_on
 from samebits.data.order import Plan
 from samebits.data.spec import Batch
@@ -190,7 +190,8 @@ class Loader:
         # at the first batch, not before, because a reorder may come first
         (held, rest), self._begun = self._begun or ([], self._batches()), None
         try:
-            yield from drain(held)
+            while held:
+                yield held.pop()
             yield from rest
         finally:
             rest.close()
@@ -200,6 +201,7 @@ class Loader:
             if self._closed:
                 raise RuntimeError("this loader is closed")
             self._source, _ = self._open()
+        parts: list[Any] | None = []
         stream, k = self._source.stream(self.plan), 0
         try:
             while True:
@@ -207,15 +209,15 @@ class Loader:
                     stream.close()
                     change, self._change = self._change, None
                     self.plan = self.plan.reordered(k, change)  # type: ignore[attr-defined]
-                    stream, k = self._source.stream(self.plan), 0
-                pair = self._waits.next(stream)
-                if pair is None:
+                    stream, k, parts = self._source.stream(self.plan), 0, []
+                parts = parts or self._waits.next(stream)
+                if not parts:
                     return
-                batch, sample_ids = pair
+                batch, sample_ids = parts.pop()
                 out = [batch if self.transform is None else self._transformed(batch, sample_ids, k)]
                 if self._with_rows:
                     out = [self._with_row(out.pop(), sample_ids, k)]
-                del pair, batch, sample_ids
+                del batch, sample_ids
                 k += 1
                 yield out.pop()  # no name of this frame refers to the batch while the loop has it
         finally:

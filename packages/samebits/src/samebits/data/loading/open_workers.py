@@ -98,7 +98,7 @@ def _best(make: Callable[[int], Any], plan: Plan, cores: int) -> tuple[int, dict
 def _rate(source: Any, plan: Plan, skip: int) -> float:
     """Return samples per second, not counting the start and the `skip` batches that were made during it."""
     stream, done, began = source.stream(plan), 0, 0.0
-    for i, (_, sample_ids) in enumerate(stream):
+    for i, [(_, sample_ids)] in enumerate(stream):
         if i == skip:
             began = time.perf_counter()
         elif i > skip:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samebits.data.loading.ring import GROUP_MOST
-from samebits.data.loading.slots import Slots, drain, indices_on, split
+from samebits.data.loading.slots import Slots, indices_on, split
 from samebits.data.order import Plan
 from samebits.data.spec import Batch, empty_batch, sample_bytes
 
@@ -51,8 +51,8 @@ class Resident:
                     value.copy_(host[field])
         return held
 
-    def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends."""
+    def stream(self, plan: Plan) -> Iterator[list[tuple[Batch, Tensor]]]:
+        """Yield lists of (micro-batch, its sample ids) on the device, in reverse order, until the plan ends."""
         if self._held is None:
             self._held = self._load()
         k = 0
@@ -63,10 +63,10 @@ class Resident:
             group = min(max(1, _GROUP_BYTES // max(1, self._row_bytes * max(sizes))), GROUP_MOST)
             begin = 0
             for i in range(0, len(sizes), group):
-                end = begin + sum(sizes[i : i + group])
-                parts = split(self._index(self._held, rows[begin:end]), sample_ids[begin:end], sizes[i : i + group])
+                part = sizes[i : i + group]
+                end = begin + sum(part)
+                yield split(self._index(self._held, rows[begin:end]), sample_ids[begin:end], part)
                 begin = end
-                yield from drain(parts)
 
     def _index(self, held: Batch, rows: Tensor) -> Batch:
         if self._slots is None:

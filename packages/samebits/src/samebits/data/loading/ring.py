@@ -24,7 +24,7 @@ from torch import Tensor
 
 from samebits.data.loading.samples import ahead_bytes
 from samebits.data.loading.side_stream import Sent, SideStream, locked_bytes
-from samebits.data.loading.slots import Slots, drain, split, to_device
+from samebits.data.loading.slots import Slots, split, to_device
 from samebits.data.order import Plan
 from samebits.data.spec import Batch, is_ragged, sample_bytes
 from samebits.world import dist_env
@@ -153,8 +153,8 @@ class Ring:
             thread.start()
         self._end = weakref.finalize(self, _stop, self._filler, self._threads, self._pid)
 
-    def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends."""
+    def stream(self, plan: Plan) -> Iterator[list[tuple[Batch, Tensor]]]:
+        """Yield lists of (micro-batch, its sample ids) on the device, in reverse order, until the plan ends."""
         self._start()
         jobs: deque[_Job] = deque()
         count = self.num_threads
@@ -173,7 +173,7 @@ class Ring:
                     raise job.error
                 if not job.sizes:
                     return
-                yield from self._split(job)
+                yield self._split(job)
         finally:
             for job in jobs:
                 job.cancelled = True
@@ -187,8 +187,8 @@ class Ring:
         locked = sum(locked_bytes(rows * sample_bytes({"": field})) for field in self.dataset.spec.values())
         return max(2, min(count, _LOCKED_BYTES // locked))
 
-    def _split(self, job: _Job) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield the micro-batches of a job. Keep no reference to them, nor, after the last one, to the job's memory."""
+    def _split(self, job: _Job) -> list[tuple[Batch, Tensor]]:
+        """Return the micro-batches of a job in reverse order, and keep no reference to the job's memory."""
         if job.sent is not None:
             assert self._filler.side is not None
             batch, sample_ids = self._filler.side.receive(job.sent)
@@ -199,9 +199,7 @@ class Ring:
             if self.device.type != "cpu":
                 batch, sample_ids = to_device(batch, self.device), sample_ids.to(self.device)
         job.batch = job.sent = None
-        parts = split(batch, sample_ids, job.sizes)
-        del batch, sample_ids
-        yield from drain(parts)
+        return split(batch, sample_ids, job.sizes)
 
     def _submit(self, plan: Plan, begin: int, end: int, jobs: deque[_Job], told: _Told) -> int:
         job = _Job(plan, begin, end, told(begin, end))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from samebits.data.loading.side_stream import SideStream
-from samebits.data.loading.slots import drain, to_device
+from samebits.data.loading.slots import to_device
 from samebits.data.order import Plan
 from samebits.data.permutation import hashed_number
 from samebits.data.spec import Batch, Spec, empty_batch
@@ -278,15 +278,15 @@ class InProcess:
         self._samples, self.device = samples, device
         self._side = SideStream.of(device)
 
-    def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends."""
+    def stream(self, plan: Plan) -> Iterator[list[tuple[Batch, Tensor]]]:
+        """Yield lists of (micro-batch, its sample ids) on the device, in reverse order, until the plan ends."""
         k = 0
         while (part := plan(k)) is not None:
             with own_random_numbers():
                 batch = self._make(*part)
-            pair = [deliver(batch, torch.from_numpy(part[0]), self.device, self._side)]
+            made = [deliver(batch, torch.from_numpy(part[0]), self.device, self._side)]
             del batch
-            yield from drain(pair)
+            yield made
             k += 1
 
     def _make(self, sample_ids: np.ndarray, rows: np.ndarray) -> Batch:

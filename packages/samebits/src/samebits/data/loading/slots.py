@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,8 +16,6 @@ from samebits.torch_private import storage_use_count
 
 if TYPE_CHECKING:
     from samebits.data.loading.side_stream import Cuda
-
-T = TypeVar("T")
 
 _use_count = storage_use_count()
 
@@ -107,15 +104,6 @@ class Slots:
                     self._slots.popleft()  # its memory is freed with the last reference
             slot.copied = None
             return {name: tensor[:rows] for name, tensor in slot.tensors.items()}, slot
-
-
-def drain(batches: list[T]) -> Iterator[T]:
-    """Yield the items of the list, the last one first, and keep no reference to them.
-
-    A generator that yields a variable keeps a reference until the next call, so the buffer could not be reused although
-    the consumer has released the batch."""
-    while batches:
-        yield batches.pop()
 
 
 def split(batch: Batch, sample_ids: Tensor, sizes: list[int]) -> list[tuple[Batch, Tensor]]:

@@ -117,8 +117,8 @@ class Workers:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def stream(self, plan: Plan) -> Iterator[tuple[Batch, Tensor]]:
-        """Yield (micro-batch, its sample ids) on the device, in order, until the plan ends.
+    def stream(self, plan: Plan) -> Iterator[list[tuple[Batch, Tensor]]]:
+        """Yield lists of (micro-batch, its sample ids) on the device, in reverse order, until the plan ends.
 
         Raise DataFailed for an error in the data set's code, or if a worker died.
         """
@@ -139,7 +139,7 @@ class Workers:
                 part = plan(k)
             if not workers:
                 return
-            yield self._receive(workers.popleft())
+            yield [self._receive(workers.popleft())]
 
     def _submit(self, worker: int, sample_ids: np.ndarray, rows: np.ndarray) -> None:
         slot = next((i for i in range(len(self._slots)) if self._free(i)), None)
