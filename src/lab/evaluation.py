@@ -132,8 +132,9 @@ def validate(state: TrainState, val_loaders: Mapping[str, Loader], run: RunConte
     else:
         state.evals_without_improvement += 1
     for objective, lr in state.schedule.on_score(sign * value, state.step).items():
-        best, whose = f"{monitor.key}={value:.4g}, best {state.best_score:.4g}", f" of {objective}" * bool(objective)
-        run.logger.say(f"step {state.step}: the learning rate{whose} is now {lr:g} ({best})")
+        best, whose = math.nan if state.best_score is None else state.best_score, f" of {objective}" * bool(objective)
+        why = f"{monitor.key}={value:.4g}, best {best:.4g}"
+        run.logger.say(f"step {state.step}: the learning rate{whose} is now {lr:g} ({why})")
     if run.world.any(callback_stops):  # a callback may return True on one rank only
         state.stop_reason = state.stop_reason or "callback"
     elif out_of_patience(state, run):
@@ -167,10 +168,9 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
                 metric.write(run.directory / f"{split}_{name}")
     compile_report(run.logger.say)
     scores = {f"{split}/{name}": value for name, value in scores.items()}
-    if nan := _nan_scores(scores):
-        before = _nan_scores(run.logger.latest(f"{split}/"))  # so that a score that stays NaN has one line
-        if new := [key for key in nan if key not in before]:
-            run.logger.warn(f"step {state.step}: these scores are NaN: {', '.join(new)}")
+    before = _nan_scores(run.logger.latest(f"{split}/"))  # so that a score that stays NaN has one line
+    if new := [key for key in _nan_scores(scores) if key not in before]:
+        run.logger.warn(f"step {state.step}: these scores are NaN: {', '.join(new)}")
     return scores
 
 

@@ -34,6 +34,14 @@ def test_the_rate_falls_from_the_next_step_on(tmp_path: Path, monkeypatch: pytes
     assert "step 8: the learning rate is now 0.005 (val/loss=" in (straight / "train.log").read_text()
 
 
+def test_a_score_that_is_never_finite_ends_no_run(tmp_path: Path) -> None:
+    """Recall of nothing: NaN in each evaluation, so there is no best score to print."""
+    nothing = ("+task.metrics.none={_target_: lab.metrics.confusion.ConfusionMatrix, num_classes: 11}",
+               "monitor.key=val/none/recall_10", "data.num_outputs=11")  # fmt: skip
+    start_run(tmp_path, *SMALL, *FALLS, *nothing)
+    assert "is now 0.0005 (val/none/recall_10=nan, best nan)" in (tmp_path / "train.log").read_text()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([0.5, 0.9, 0.95, 1.0, 2.0, math.nan, math.inf]), max_size=30),
