@@ -139,6 +139,7 @@ def test_what_may_draw_is_known() -> None:
     for state, drawn in (
         (make(plain), False),
         (make(noisy), True),
+        (make(optimizer_of(torch.optim.LBFGS)), False),  # of a task whose train_step passes a closure
         (make(hooked), True),
         (make(replaced), True),
         (make(plain, on_step_end=none), True),

@@ -1,4 +1,4 @@
-"""TaskTests names the attribute that a task with several optimizers must set."""
+"""TaskTests says what to do about a failure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from samebits.testing import TaskTests
+from samebits.testing import TaskTests, assert_equal
 
 
 def test_a_task_with_several_optimizers_must_name_its_losses(tmp_path: Path) -> None:
@@ -21,3 +22,8 @@ def test_a_task_with_several_optimizers_must_name_its_losses(tmp_path: Path) -> 
         Gan().check_terms(tmp_path)
     Gan.monitor = "critic/loss"
     assert Gan().monitored(tmp_path) == [0.5]
+
+
+def test_a_difference_is_named_with_both_values() -> None:
+    with pytest.raises(AssertionError, match=r"^task\.0\.queue: tensor\(\[1\.\]\) != tensor\(\[nan\]\)$"):
+        assert_equal([{"queue": torch.ones(1)}], [{"queue": torch.ones(1) * torch.nan}], "task")

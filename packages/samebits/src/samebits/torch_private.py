@@ -154,7 +154,7 @@ def is_torchs_own(optimizer: Optimizer) -> bool:
 
 @functools.cache
 def _is_torchs_class(kind: type[Optimizer]) -> bool:
-    codes: tuple[Any, ...] = (kind, _bare_step(kind))  # type: ignore[arg-type]
+    codes: tuple[Any, ...] = (kind, inspect.unwrap(kind.step))
     return all(code.__module__.startswith("torch.optim.") for code in codes)
 
 

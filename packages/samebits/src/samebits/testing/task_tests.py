@@ -214,7 +214,7 @@ class TaskTests:
                 for number in mine["state"].keys() - theirs["state"].keys():
                     made = mine["state"].pop(number)
                     assert not any(torch.as_tensor(value).any() for value in made.values() if value is not None)
-            assert_equal(mine, theirs, part)
+            assert_equal(mine, theirs, f"a skipped step has changed {part}")
 
     @pytest.mark.slow
     def test_compiling_changes_nothing(
