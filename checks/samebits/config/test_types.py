@@ -1,6 +1,6 @@
 """A value of another type in a checkpoint, status.json or environment.json, by damage or of a stranger, is one line.
 
-Nothing of the run is changed then, but for lines of train.log; with an older checkpoint the run goes on.
+Nothing of the run is changed then, but for lines of train.log.
 """
 
 from __future__ import annotations
@@ -169,22 +169,6 @@ def test_a_resume_and_an_evaluation_end_in_one_line(
             ended_well(status, capfd.readouterr().err)
             if status:
                 assert tree(run) == before, (path, name)
-
-
-def test_the_older_one_is_used_and_none_is_put_aside_in_vain(
-    begun: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(begun, tmp_path / "run"))
-    files = sorted((run / "checkpoints").glob("last_*"))
-    torch.save({**torch.load(files[-1], weights_only=True), "pending": None}, files[-1])
-    assert main("train.py", f"resume={run}", "trainer.max_steps=5") == 0
-    error = capfd.readouterr().err
-    assert (
-        "last_000000004.pt does not load: it is not a checkpoint of a run: keys that are missing or have a wrong type: "
-        "pending" in error
-    )
-    assert (run / "checkpoints/last_000000004.damaged").exists()
-    assert read_json(run / "result.json")["step"] == 5
 
 
 # ---- status.json, environment.json

@@ -16,7 +16,6 @@ from fake_slurm import FakeSlurm, options
 
 from samebits.config import quote_value
 from samebits.errors import ConfigError, RunFailed
-from samebits.programs import NoAnswer
 from samebits.status import write_status
 from samebits.sweeps import check_sbatch_options, run_search
 from samebits.testing.processes import limit, wait_for
@@ -132,13 +131,6 @@ def test_other_batch_jobs_of_the_user_do_not_matter(slurm: FakeSlurm, script: st
     slurm.arrays().submit(slurm.jobs(1), False)
     slurm.set("queue", f"7_0|RUNNING|{script}\n")
     assert slurm.arrays().listed() == {}
-
-
-def test_no_answer_of_squeue_is_not_an_empty_queue(slurm: FakeSlurm) -> None:
-    slurm.set("down", "Unable to contact slurm controller\n")
-    with pytest.raises(NoAnswer, match="Unable to contact slurm controller"):
-        slurm.arrays().submit(slurm.jobs(2), False)
-    assert slurm.lines("calls") == []
 
 
 def test_what_sbatch_refuses_is_an_error_with_its_reason(slurm: FakeSlurm) -> None:
