@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -236,9 +237,9 @@ def test_ranks_of_torchrun_do_not_tune(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_overrides_that_train(tmp_path: Path) -> None:
-    given = [*QUICK, "trainer.max_steps=4", "optim.lr=1"]
+    given = [*QUICK, "trainer.max_steps=4", "logger.run_name='a b'", "optim.lr=1"]
     done = called([*TUNE, *given, f"hydra.run.dir={tmp_path}/tune"], seconds=120, cwd=tmp_path)
-    pasted = done.stdout.splitlines()[-1].split()
+    pasted = shlex.split(done.stdout.splitlines()[-1])
     record = json.loads((tmp_path / "tune/tune.json").read_text())
     assert pasted == [*given[:-1], *(f"{key}={value}" for key, value in record["overrides"].items())]
     assert set(record["overrides"]) == {"hardware.micro_batch_size", "data.loader", "data.num_workers", "optim.lr"}

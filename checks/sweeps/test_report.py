@@ -97,6 +97,9 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
         else:
             (path / "result.json").write_text(json.dumps({**result(path), "val/loss": None}))
     (job_dirs(copy)[0] / "metrics.jsonl").write_text('{"step": 4, "time": 1.0, "val/loss": 2.5}\n{"step": 8, "ti')
+    environment = job_dirs(copy)[3] / "environment.json"
+    changes = [{"after": 4, "was": {"optim.lr": 0.2, "process.timeout": 9}}]
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), "changes": changes}))
     shutil.rmtree(job_dirs(copy)[2])  # not even its directory
     with claimed(job_dirs(copy)[1]):
         study = read_study(PROGRAM, [copy])
@@ -108,6 +111,7 @@ def test_jobs_in_every_state_are_shown(copy: Path) -> None:
     text = (copy / "report.md").read_text()
     assert "(2.5 so far)" in text
     assert "its score is not finite" in text
+    assert "Changed by a resume: optim.lr=0.2 until step 4 in job 3." in text
     assert best_group(study) is None  # nothing has a score
 
 
@@ -144,7 +148,7 @@ def test_a_lucky_seed_is_not_the_best(copy: Path) -> None:
     assert best is not None
     assert best.values == {"optim.lr": 0.1}
     write_study(study)
-    assert "lr=0.001 has a better mean, 1e-09, but of 1 of 3 seeds only" in (copy / "report.md").read_text()
+    assert "lr=0.001 has a better mean, 1e-9, but of 1 of 3 seeds only" in (copy / "report.md").read_text()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Exit status: 0 finished, 1 a measurement failed, 2 ConfigError.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -97,7 +98,7 @@ def try_stages(program: Program, rate: str, cfg: DictConfig, stages: list[str], 
             final[group][leaf] = value
     write_json(folder / "tune.json", record)
     kept = [text for text in overrides if text.partition("=")[0] not in found]
-    print(f"\n{shown(folder)}\n\n{' '.join([*kept, *(f'{key}={value}' for key, value in found.items())])}")
+    print(f"\n{shown(folder)}\n\n{shlex.join([*kept, *(f'{key}={value}' for key, value in found.items())])}")
 
 
 def micro_batch(measured: Any, record: dict[str, Any], folder: Path) -> dict[str, Any]:

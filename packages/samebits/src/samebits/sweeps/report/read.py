@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from samebits.code import ENVIRONMENT, Code, codes_of
+from samebits.code import ENVIRONMENT, Code, changes_of, codes_of
 from samebits.files import read_json, records
 from samebits.project import Project
 from samebits.runs import NOT_COMPUTED, current_status, files_of, seconds_until_last_record
@@ -33,6 +33,7 @@ from samebits.saved import (
     same_value,
     translate_override,
 )
+from samebits.schema import show
 from samebits.status import METRICS, RESULT, STATUS
 
 log = logging.getLogger("samebits")
@@ -71,6 +72,7 @@ class Job:
     files: Mapping[str, str] = field(default_factory=dict)  # {config key: digest of the data that it names}
     spent_s: float | None = None  # seconds of all its commands; of an unfinished job until its last record
     gpus: Sequence[str] | None = None  # name of each rank's GPU; None: not recorded
+    before: Sequence[str] = ()  # values that a resume has replaced: optim.lr=0.1 until step 50
 
     def score(self, objective: Objective) -> float | None:
         """Return the score from result.json; None if the job has not finished or the value is not finite."""
@@ -205,6 +207,12 @@ def read_job(project: Project, path: Path, number: int, overrides: tuple[str, ..
         files={file: str(one["digest"]) for file, one in files_of(path).items()},
         spent_s=_spent(path, status, result),
         gpus=_gpus(environment.get("machine")),
+        before=tuple(
+            f"{key}={show(value)} until step {change['after']}"
+            for change in changes_of(path)
+            for key, value in change.get("was", {}).items()
+            if key.split(".")[0] not in (*project.neutral_groups, "process")
+        ),
     )
 
 

@@ -149,6 +149,9 @@ def lines(study: Study) -> list[str]:
         said.append(
             f"Range: {amount(len(found) - MAX_EDGES, 'more best value')} at an end of what was tried: report.json."
         )
+    before = [f"{', '.join(job.before)} in job {job.number}" for job in study.jobs if job.before]
+    more = f"; and {amount(len(before) - MAX_NAMED, 'more job')}" if len(before) > MAX_NAMED else ""
+    said += [f"Changed by a resume: {'; '.join(before[:MAX_NAMED])}{more}."] if before else []
     return [*said, *_repeats(study), *_cost_lines(cost(study), len(study.jobs)), *_code_lines(study)]
 
 
