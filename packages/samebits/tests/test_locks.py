@@ -181,3 +181,16 @@ def test_the_first_failure_is_kept(tmp_path: Path) -> None:
     assert record_failure(tmp_path, 2, ValueError("it came before"), first=True)
     assert read_failure(tmp_path)["rank"] == 2  # type: ignore[index]
     assert sorted(os.listdir(tmp_path)) == ["failure.json", "status.json"]
+
+
+def test_the_first_failure_is_in_the_status_if_the_disk_is_too_full_for_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("samebits.status.failures.write_once", full_disk)
+    write_status(tmp_path, "running")
+    told = [record_failure(tmp_path, rank, ValueError(text)) for rank, text in enumerate(["the cause", "an echo"])]
+    assert told == [True, False]
+    assert directory.read_json(tmp_path / "status.json")["error"] == "ValueError: the cause"

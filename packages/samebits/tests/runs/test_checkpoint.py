@@ -130,6 +130,16 @@ def test_what_could_not_be_written_leaves_the_one_before(
     assert path.read_bytes() == b"the one before"
 
 
+def test_a_sharded_one_that_could_not_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk then has room for the record of the failure."""
+    monkeypatch.setattr(checkpoint, "open", lambda *given: full_disk(), raising=False)
+    with pytest.raises(RunFailed, match=r"/last\.dcp cannot be written: No space left on device \(rank 0\)"):
+        in_parts(tmp_path / "last.dcp", payload())
+    assert names(tmp_path) == []
+
+
 # ---- what is a checkpoint
 
 

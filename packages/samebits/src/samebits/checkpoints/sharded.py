@@ -90,11 +90,11 @@ def save(
         return
     try:
         _write_index(temporary, plan.index, sizes.keys())
-    except OSError as error:
+        sizes[INDEX], sums[INDEX] = len(plan.index), zlib.crc32(plan.index)
+        save_file(rest | {"files": sizes, "sums": sums, "keys": list(tensors)}, temporary / REST)
+    except (OSError, RunFailed) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         _raise_failure([0, failure_line(error)], path, error)
-    sizes[INDEX], sums[INDEX] = len(plan.index), zlib.crc32(plan.index)
-    save_file(rest | {"files": sizes, "sums": sums, "keys": list(tensors)}, temporary / REST)
     before = set_aside(path)  # deleted last, because it takes seconds, in which the process may be killed
     temporary.replace(path)
     sync_folder(path.parent)

@@ -22,7 +22,7 @@ from samebits.errors import (
 )
 from samebits.files import as_json, no_links, read_json
 from samebits.locks import write_once
-from samebits.status.files import end_status, newest_checkpoint, shown, step_of
+from samebits.status.files import end_status, newest_checkpoint, read_status, shown, step_of
 
 FAILURE = "failure.json"
 FAILURES = "failures.jsonl"  # failures before restarts
@@ -48,7 +48,8 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
         if not write_once(directory / FAILURE, as_json(record, indent=2)):
             return False
     except OSError:  # full disk or removed directory: the error itself is still raised
-        pass
+        if not first and read_status(directory).get("status") == "failed":
+            return False
     end_status(directory, "failed", error=f"{record['type']}: {record['message']}", traceback=text, rank=rank)
     return True
 
