@@ -200,26 +200,39 @@ def is_clean(run_dir: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "begin"),
+    ("ranks", "begin", "unmounted"),
     [
-        ((), ""),
-        (("trainer=ddp", "hardware.num_procs=2"), r"rank \d: "),
-        (("trainer=fsdp", "hardware.num_procs=2"), r"rank \d: "),
+        ((), "", False),
+        ((), "", True),
+        (("trainer=ddp", "hardware.num_procs=2"), r"rank \d: ", False),
+        (("trainer=fsdp", "hardware.num_procs=2"), r"rank \d: ", False),
     ],
 )
 def test_a_run_directory_that_has_gone_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: Any, begin: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    ranks: Any,
+    begin: str,
+    unmounted: bool,
 ) -> None:
     run_dir = tmp_path / "run"
-    original = lab.loop.train_step
+    original, real = lab.loop.train_step, os.stat
+
+    def stat(path: Any, **more: Any) -> os.stat_result:
+        if str(path).startswith(str(run_dir)):
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", str(path))
+        return real(path, **more)
 
     def train_step(net: Any, state: Any, *more: Any) -> Any:
         if state.step == 2:
             shutil.rmtree(run_dir, ignore_errors=True)
+            if unmounted:
+                monkeypatch.setattr(os, "stat", stat)
         return original(net, state, *more)
 
     monkeypatch.setattr(lab.loop, "train_step", train_step)
-    with pytest.raises(RunFailed, match=rf"^{begin}.*run is missing: it was removed or renamed during"):
+    with pytest.raises(RunFailed, match=rf"^{begin}.*run is missing: it was removed, renamed or unmounted during"):
         start_run(run_dir, *SHORT, *ranks)
     assert "Traceback" not in capfd.readouterr().err
 

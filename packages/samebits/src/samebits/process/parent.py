@@ -161,10 +161,9 @@ def run_ranks(program: Program, run_dir: Path, num_procs: int, max_restarts: int
                 ranks.run(partial(run_rank, program, began=began), run_dir, num_procs)
                 return
             except RunFailed as error:
-                moved = newest_checkpoint(run_dir) != checkpoint
                 if attempt == max_restarts or ranks.signalled:
                     raise
-                if not may_pass(run_dir, moved or not attempt):
+                if not may_pass(run_dir, newest_checkpoint(run_dir) != checkpoint or not attempt):
                     print("not restarted: it would fail again in the same way", file=sys.stderr)
                     raise
                 print(

@@ -212,7 +212,7 @@ def undo_resume(directory: Path, but: Collection[str] = ()) -> None:
     It only renames files, so it works on a full disk; if interrupted, it can be repeated.
     """
     before = directory / BEFORE
-    if not before.is_dir():
+    if not os.path.isdir(before):  # no error of a lost mount
         return
     for name in {FAILURE, DIFF}.difference(but) if (before / CONFIG).exists() else ():  # nothing is restored yet
         (directory / name).unlink(missing_ok=True)  # there may have been none before

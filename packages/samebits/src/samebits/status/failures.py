@@ -55,8 +55,8 @@ def record_failure(directory: Path, rank: int, error: BaseException, first: bool
 
 
 def read_failure(directory: Path) -> dict[str, Any] | None:
-    """Return the record of the failure; None if there is none or it is damaged."""
-    with suppress(CorruptFileError):
+    """Return the record of the failure; None if there is none, or it is damaged or cannot be read."""
+    with suppress(CorruptFileError, OSError):
         return read_json(directory / FAILURE) or None
     return None
 
@@ -76,8 +76,8 @@ def keep_failure(directory: Path, attempt: int) -> None:
 def explained_error(directory: Path, error: Exception) -> Exception:
     """Return a one-line RunFailed if the run directory is missing, or if `error` is an OSError for a file in it,
     otherwise the error itself."""
-    if isinstance(error, (OSError, RunFailed)) and not directory.exists():
-        return RunFailed(f"{shown(directory)} is missing: it was removed or renamed during the run")
+    if isinstance(error, (OSError, RunFailed)) and not os.path.exists(directory):  # no error of a lost mount
+        return RunFailed(f"{shown(directory)} is missing: it was removed, renamed or unmounted during the run")
     if not isinstance(error, OSError) or not error.filename:
         return error
     file = Path(os.fsdecode(error.filename))
