@@ -1,5 +1,5 @@
 """TrivialAugment, wide space (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data
-Augmentation"): apply one of 14 operations to each image, at a random strength, with the same results as Pillow.
+Augmentation"): apply one of 14 operations to each image, at a random strength, as Pillow does, up to rounding.
 
 All images go through all of these stages. For an image, every stage except its own operation is the identity, so
 the device does not wait for a decision of the host:
