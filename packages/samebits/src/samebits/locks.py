@@ -84,8 +84,7 @@ def is_locked(path: Path) -> bool:
 
 def write_once(path: Path, text: str) -> bool:
     """Write a file atomically unless it exists. Return True if this call wrote it."""
-    own = f"{platform.node()}.{os.getpid()}"
-    temporary = path.with_name(f".{path.name}.{own}")
+    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # left by a process with this number, or a link
     try:
         with open(temporary, "x") as file:

@@ -51,8 +51,7 @@ LATER = {
 }  # fmt: skip
 RENAMED = {  # keys of version 0.2 and before -> present keys
     "stale": "evals_without_improvement", "owes": "pending", "ended": "stop_reason", "trained": "parameter_names",
-    "total_types": "running_sum_types", "frozen": "shared",
-    "skipped_steps": "steps_without_update",
+    "total_types": "running_sum_types", "frozen": "shared", "skipped_steps": "steps_without_update",
 }  # fmt: skip
 INNER: dict[str, dict[str, Any]] = {  # types within some of these values
     "optimizer": {"state": dict[Any, dict[Any, Any]], "param_groups": list[dict[str, Any]]},

@@ -160,8 +160,7 @@ def _raise_failure(failure: Any, path: Path, error: Exception | None) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a checkpoint directory to delete it, so that a part of it cannot be mistaken for a checkpoint. Return its
-    new path."""
+    """Rename a checkpoint directory before its deletion: a part of it is no checkpoint. Return its new path."""
     hidden = path.with_name(f".{path.name}.old")
     shutil.rmtree(hidden, ignore_errors=True)
     if path.exists():

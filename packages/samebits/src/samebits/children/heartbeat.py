@@ -23,9 +23,8 @@ from samebits.errors import ConfigError
 START_S = 600.0  # seconds until the first beat
 ABORT_S = 2.0  # seconds for a hung process to write its stack trace and end
 LATE_S = 1.0  # seconds of tolerance for a busy machine; less than the time in which a rank's watchdog detects a hang
-GAP_S = (
-    5.0  # after a longer gap between checks, the parent itself was stopped (Ctrl-Z), and probably the children as well
-)
+# after a longer gap between checks, the parent itself was stopped (Ctrl-Z), and probably the children as well
+GAP_S = 5.0
 # of a process that crashes, by their names in faulthandler's output
 _FAULTS = {
     "Bus error": signal.SIGBUS,

@@ -99,12 +99,9 @@ def run(program: Program, run_dir: Path, began: float) -> None:
             with make_logger(program, run_dir, config, world, payload or {"step": 0}, began) as logger:
                 watchdog.before_end = logger.give_up
                 title = f"run {shown(run_dir)}" + (f", resumed from {source.name}" if source else "")
+                own = RankProcess(program, config, hardware, world, logger, checkpoints, stop, watchdog, payload, title)
                 with quitting_debugger(logger.warn):
-                    result = train(
-                        RankProcess(
-                            program, config, hardware, world, logger, checkpoints, stop, watchdog, payload, title
-                        )
-                    )
+                    result = train(own)
                 watchdog.beat("ending", result["step"], slow=True)
                 stop.ended = True
                 if world.is_main:

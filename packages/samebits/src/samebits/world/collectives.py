@@ -187,8 +187,7 @@ class World:
 
 
 def machine() -> str:
-    """Return a name for the processes that this process can see: of its machine or container. Host names are not
-    unique: containers of a machine that use its network have its name."""
+    """Return a name for this machine or container. Its host name may be that of another container on the machine."""
     name = platform.node()
     with suppress(OSError):  # macOS
         name += os.readlink("/proc/self/ns/pid") + Path("/proc/sys/kernel/random/boot_id").read_text()

@@ -92,9 +92,8 @@ class StopRequest:
         self._last_call: float | None = None
         self._announced_at = began
         self._calls = 0  # calls of `agree` since the last broadcast started
-        self._calls_between = (
-            1  # calls between two broadcasts, set by rank 0; 0: a broadcast in each call, which also reads it
-        )
+        # calls between two broadcasts, set by rank 0; 0: a broadcast in each call, which also reads it
+        self._calls_between = 1
         self._announced: Callable[[], list[int]] | None = None
 
     def saved(self, seconds: float) -> None:

@@ -154,8 +154,7 @@ class HangWatchdog:
             if now - seen > 10 * POLL_S:  # the process was stopped (Ctrl-Z): that time does not count
                 self._mark = mark._replace(at=mark.at + now - seen)
             else:
-                # an error of a shared file system, or no more threads (ulimit -u); try again after POLL_S
-                with suppress(OSError, ValueError, RuntimeError):
+                with suppress(OSError, ValueError, RuntimeError):  # of a shared file system, or ulimit -u; try again
                     if self.timeout_s is not None and self._is_overdue(mark, now - mark.at, self.timeout_s):
                         self._stands_still(mark)
                     elif self.size > 1:
