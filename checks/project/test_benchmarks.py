@@ -258,11 +258,12 @@ def test_a_step_has_few_python_calls(tmp_path: Path) -> None:
     assert found["all"] <= operations.calls_of_a_bare_step() - 19  # Tensor.backward makes 10 calls more than the engine
 
 
+@pytest.mark.parametrize(("group_bytes", "most_calls", "most_operations"), [(1, 116, 29), (1 << 20, 81, 20)])
 def test_an_evaluation_batch_has_few_python_calls_and_operations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_bytes: int, most_calls: int, most_operations: int
 ) -> None:
-    """Python 3.11 and torch 2.13: 116 calls and 28 operations, views included, of a batch that is selected alone. When
-    they are selected in groups, a batch of 512 x 64 has 68 calls and 14 operations."""
+    """Python 3.11 and torch 2.13, views included; selected alone, and 20 batches together. Of a whole set, without the
+    choice of the evaluated rows, a batch of 512 x 64 has 66 calls and 14 operations."""
     score_split, calls, per_pass = lab.evaluation.score_split, operations.Calls(), {}
 
     class Operations(TorchDispatchMode):
@@ -278,7 +279,7 @@ def test_an_evaluation_batch_has_few_python_calls_and_operations(
             return score_split(*given)
 
     monkeypatch.setattr(lab.evaluation, "score_split", counting)
-    monkeypatch.setattr("samebits.data.loading.resident._GROUP_BYTES", 1)  # each batch is selected alone
+    monkeypatch.setattr("samebits.data.loading.resident._GROUP_BYTES", group_bytes)
     for batches in (1, 21):
         operations.run(
             *operations.SMALL, "data.loader=device", "trainer.max_steps=1", "hardware.eval_batch_size=16",
@@ -286,8 +287,8 @@ def test_an_evaluation_batch_has_few_python_calls_and_operations(
         )  # fmt: skip
         per_pass[batches] = {**calls.counts}
     calls_of_20, operations_of_20 = (per_pass[21][one] - per_pass[1][one] for one in ("all", "operations"))
-    assert 80 < calls_of_20 / 20 <= 116
-    assert 15 < operations_of_20 / 20 <= 29
+    assert 60 < calls_of_20 / 20 <= most_calls
+    assert 13 < operations_of_20 / 20 <= most_operations
 
 
 @pytest.mark.slow
