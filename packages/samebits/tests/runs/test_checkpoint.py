@@ -275,7 +275,7 @@ def test_weights_that_do_not_fit_are_named() -> None:
     right = {"weight": torch.full((2, 3), 4.0), "bias": torch.full((2,), 5.0)}
     load_weights(model, right, "it")
     assert_equal(dict(model.state_dict()), right)
-    end = "; use the model and data settings of its training$"
+    end = "; use the model and data settings of its training, and create buffers in __init__ or setup, not later$"
     cases: list[tuple[dict[str, Any], str]] = [
         ({"weight": right["weight"]}, "missing in the checkpoint: bias"),
         ({**right, "more": torch.zeros(1)}, "not in the model: more"),

@@ -187,7 +187,8 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
     }
     wrong = "; ".join(f"{what}: {format_keys(keys)}" for what, keys in parts.items() if keys)
     if wrong:
-        raise ConfigError(f"{source} does not fit the {what}: {wrong}; use the model and data settings of its training")
+        remedy = "use the model and data settings of its training, and create buffers in __init__ or setup, not later"
+        raise ConfigError(f"{source} does not fit the {what}: {wrong}; {remedy}")
     model.load_state_dict(state)
 
 
