@@ -52,6 +52,8 @@ SWEPT = "sweep: {fail_fast: true}\nhydra: {sweeper: {params: {seed: '1,2'}}}"
 OF_A_MULTIRUN = "only for a multirun, has no effect here - add -m, or remove it"
 GAN = needs("conf/task/gan.yaml")
 NEEDS_OPTUNA = needs("conf/hydra/sweeper/optuna.yaml")
+SEARCHES = [NEEDS_OPTUNA, pytest.mark.skipif(find_spec("optuna") is None, reason="needs the extra `optuna`")]
+LR = "'optim.lr=tag(log,interval(1e-4,1e-1))'"
 
 
 def row(command: str, line: str, marks: Any = (), files: Mapping[str, str | bytes] | None = None) -> Any:
@@ -213,6 +215,30 @@ OF_THE_COMMAND = [
     row("task=gan optim.objectives.critic.lr=1e-4", "optim.objectives.critic: no such key (optim.objectives is empty) - add a new key with a plus, +optim.objectives.critic.lr=1e-4", GAN),
     row("task=gan +optim@optim.objectives.critic=sgd optim.objectives.critic.nesterof=true", "optim.objectives.critic.nesterof: no such key - did you mean optim.objectives.critic.nesterov? (optim.objectives.critic has: [...]", GAN),
     row("task=gan +optim@optim.objectives.critic=sgdd", "optim=sgdd: no such option - did you mean optim=sgd? (optim has: [...]", GAN),
+    row("-m 'optim.lr=interval(0,1)'", "optim.lr=interval(0,1): an interval has infinitely many values; list some (1e-3,3e-3), or search it with hydra/sweeper=optuna"),
+    row("-m seed=1,2 resume=x", "resume: only for single runs - remove it; to resume a sweep, give sweep=NAME again"),
+    row("-m seed=1,2 sweep=../x", "sweep=../x: must be a folder name of letters, digits and . _ + -"),
+    row("-m seed=1,2 hydra.sweep.subdir=x", "hydra.sweep.subdir=x: has no effect, as a job's directory is named by its values - remove it; hydra.sweep.dir sets the sweep's directory"),
+    row("-m seed=1,2 sweep.fail_fast=true,false", "sweep.fail_fast=true,false: cannot be swept, give one value (quote text that contains commas)"),
+    row("-m seed=1,2 optim.lr=1,2,3 sweep.zip=seed,optim.lr", "sweep.zip: seed has 2 values (1, 2), but optim.lr has 3 values (1, 2, 3) - give both the same number of values"),
+    row("-m seed=1,2 optim.lr=1,2 sweep.zip=seed,optim.lr hydra/sweeper=optuna", "sweep.zip: only for a sweep over all combinations, has no effect on a search - remove it, or write an experiment for each pair and search experiment=choice(a,b)", SEARCHES),
+    row("seed=1 sweep=lr", "sweep=lr: only for a multirun - add -m"),
+    row("-m sweep.retyr_failed=true", "sweep.retyr_failed: no such key - did you mean sweep.retry_failed? (sweep has: name, retry_failed, fail_fast, zip, job)"),
+    row("-m seed=1,2 sweep.fail_fast=3", "sweep.fail_fast: expected true or false, got 3"),
+    row("-m seed=0,1,-7", "job 2 (seed=-7): seed: must be >= 0, got -7"),
+    row("-m seed=1 hydra/launcher=pool hydra.launcher.jobs_at_once=0", "hydra.launcher.jobs_at_once: must be >= 1, got 0"),
+    # though a swept value was to come from the file
+    row("-m data=tokens data.num_outputs=11,12", "job 0 (data.num_outputs=11): data.path: is missing (???) - set data.path=...", needs("conf/data/tokens.yaml")),
+    *(
+        row(f"-m hydra/sweeper=optuna {words}", line, SEARCHES)
+        for words, line in {
+            f"{LR} 'hydra.sweeper.objectives={{val/acuracy: max}}'": "hydra.sweeper.objectives: 'val/acuracy' is not in result.json - did you mean val/accuracy? (it contains: [...])",
+            f"{LR} hydra.sweeper.n_trial=3": "hydra.sweeper.n_trial: no such key - did you mean hydra.sweeper.n_trials? (hydra.sweeper has: [...])",
+            "'model.hiden=choice([1],[2])'": "job 0 (model.hiden=[1]): model.hiden: no such key - did you mean model.hidden? (model has: [...])",
+            "trainer.max_steps=5": "hydra/sweeper=optuna: nothing to search - give a key an interval, a range or a choice, 'KEY=tag(log,interval(1e-4,1e-1))'",
+            f"{LR} data=h5 data.folds=3 'data.fold=choice(0,1,2)' data.splits.val=null": "data.fold=choice(0,1,2): a search would take the fold for a hyperparameter - search with one fold, then sweep the folds of the best configurations",
+        }.items()
+    ),
     row("hydra.run.dir=", "hydra.run.dir: is empty - set a folder, hydra.run.dir=..., or remove it to use a folder below outputs/"),
     row("-m hydra.sweep.dir=null", "hydra.sweep.dir: is empty - set a folder, hydra.sweep.dir=..., or remove it to use a folder below outputs/"),
     row("-m seed=0 data=h5 data.path=", "job 0 (seed=0 data=h5 data.path=): data.path: is empty - set data.path=..., or remove it"),

@@ -19,7 +19,7 @@ from sweeps import book, call, ended_at, environment, faulty_command, job_dirs, 
 from samebits.extras import missing
 from samebits.status import checkpoint_files
 from samebits.testing import result, status
-from samebits.testing.processes import called, limit, processes_with, slow, wait_for, warm
+from samebits.testing.processes import called, limit, processes_with, wait_for, warm
 
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 
@@ -230,27 +230,6 @@ def test_one_process_drives_a_search(tmp_path: Path) -> None:
         assert first.wait(limit(60)) == 130
     assert states(tmp_path / "s") == ["interrupted"]
     assert trial_states(tmp_path / "s") == ["RUNNING"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        slow((LR, "hydra.sweeper.objectives={val/acuracy: max}"), "did you mean val/accuracy?"),
-        slow((LR, "hydra.sweeper.n_trial=3"), "did you mean hydra.sweeper.n_trials?"),
-        (("model.hiden=choice([1],[2])",), "model.hiden: no such key - did you mean model.hidden?"),
-        slow(("trainer.max_steps=5",), "nothing to search"),
-        slow(
-            (LR, "data.folds=3", "data.fold=choice(0,1,2)", "data.splits.val=null"),
-            "error: data.fold=choice(0,1,2): a search would take the fold for a hyperparameter - search with one ",
-        ),
-    ],
-)
-def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
-    done = call("-m", "hydra/sweeper=optuna", "logger=none", *arguments, f"hydra.sweep.dir={tmp_path}/s", code=2)
-    assert line in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

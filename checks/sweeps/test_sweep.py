@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from common import ROOT, TRAIN, needs
+from common import ROOT, TRAIN
 from sweeps import SWEEP, book, call, call_faulty, ended_at, job_dirs, results, states
 
 from samebits.testing import metrics, status
-from samebits.testing.processes import called, processes_with, slow
+from samebits.testing.processes import called, processes_with
 
 
 @pytest.mark.slow
@@ -71,31 +71,6 @@ def test_names_and_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (["-m", "optim.lr=interval(0,1)"], "error: optim.lr=interval(0,1): an interval has infinitely many values"),
-        slow(["-m", "seed=1,2", "resume=x"], "error: resume: only for single runs"),
-        slow(["-m", "seed=1,2", "sweep=../x"], "error: sweep=../x: must be a folder name"),
-        slow(["-m", "seed=1,2", "hydra.sweep.subdir=x"], "error: hydra.sweep.subdir=x: has no effect"),
-        slow(["-m", "seed=1,2", "sweep.fail_fast=true,false"], "error: sweep.fail_fast=true,false: cannot be swept"),
-        slow(["-m", "seed=1,2", "optim.lr=1,2,3", "sweep.zip=seed,optim.lr"], "error: sweep.zip: seed has 2 values (1, 2), but optim.lr has 3 values (1, 2, 3)"),  # noqa: E501
-        slow(["-m", "seed=1,2", "optim.lr=1,2", "sweep.zip=seed,optim.lr", "hydra/sweeper=optuna"], "error: sweep.zip: only for a sweep over all combinations"),  # noqa: E501
-        (["seed=1", "sweep=lr"], "error: sweep=lr: only for a multirun - add -m"),
-        (["-m", "sweep.retyr_failed=true"], "error: sweep.retyr_failed: no such key - did you mean sweep.retry_failed?"),  # noqa: E501
-        slow(["-m", "seed=1,2", "sweep.fail_fast=3"], "error: sweep.fail_fast: expected true or false, got 3"),
-        slow(["-m", "seed=0,1,-7"], "error: job 2 (seed=-7): seed: must be >= 0, got -7"),
-        slow(["-m", "seed=1", "hydra/launcher=pool", "hydra.launcher.jobs_at_once=0"], "error: hydra.launcher.jobs_at_once: must be >= 1, got 0"),  # noqa: E501
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(tmp_path: Path, overrides: list[str], line: str) -> None:
-    done = call(*overrides, f"hydra.sweep.dir={tmp_path}/s", f"hydra.run.dir={tmp_path}/r", "data=synthetic", code=2)
-    assert done.stderr.startswith(line), done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
 def test_zipped_values_are_jobs_like_others(tmp_path: Path) -> None:
     """However they are written, crossed with seeds; a full grid of the same sweep adds what is missing, in a pool."""
     where = f"hydra.sweep.dir={tmp_path}/z"
@@ -119,13 +94,6 @@ def test_another_sweeper_does_not_ignore_zip(tmp_path: Path) -> None:
 
 
 PAIRED = {"optim=adamw", "optim=sgd", "optim.lr=0.001", "optim.lr=0.1", "seed=0", "seed=1"}
-
-
-@pytest.mark.slow
-@needs("conf/data/tokens.yaml")
-def test_a_missing_file_is_named_though_a_swept_value_was_to_come_from_it(tmp_path: Path) -> None:
-    done = call("-m", "data=tokens", "data.num_outputs=11,12", f"hydra.sweep.dir={tmp_path}/s", code=2)
-    assert done.stderr.startswith("error: job 0 (data.num_outputs=11): data.path: is missing (???)"), done.stderr
 
 
 FAULTS = {
