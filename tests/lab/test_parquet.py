@@ -433,6 +433,8 @@ def test_shards_that_are_missing_are_named_in_the_log(folder: Path, tmp_path: Pa
     """By the names that Hugging Face gives them, with a hash or without."""
     for name in ("train-00000-of-00004", "train-00003-of-00004-a09b74b3", "val-00000-of-00001", "part_2-of-9"):
         (tmp_path / f"{name}.parquet").symlink_to(next(folder.rglob("*.parquet")))
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "__MACOSX/._val-00000-of-00001.parquet").touch()  # of a zip file; it was read, and is no Parquet file
     assert opened(tmp_path).describe()[1:] == [
         f"{tmp_path}/part_*-of-9: has 1 of 9 shards, without number 0",
         f"{tmp_path}/train-*-of-00004: has 2 of 4 shards, without number 1",

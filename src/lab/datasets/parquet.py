@@ -350,7 +350,7 @@ def _open(names: tuple[str, ...], where: str, stamps: tuple[Any, ...]) -> Files:
 
 
 def listed(path: str) -> list[str]:
-    """Return the Parquet files of a folder, a pattern, a file or a URL of one of these, sorted."""
+    """Return the Parquet files of a folder, without hidden ones, a pattern, a file or a URL of one of these, sorted."""
     if is_remote(path):
         system, inner = _system(path)
         try:
@@ -362,7 +362,7 @@ def listed(path: str) -> list[str]:
             raise ConfigError(f"data.path={path}: cannot be listed: {_line(error)}") from None
         found = [system.unstrip_protocol(name) for name in found]
     elif Path(path).is_dir():
-        found = [str(file) for file in Path(path).rglob("*.parquet")]
+        found = [str(file) for file in Path(path).rglob("*.parquet") if "/." not in f"/{file.relative_to(path)}"]
     else:
         found = [path] if Path(path).is_file() else glob(path, recursive=True)
     if not (found := sorted(name for name in found if name.endswith(".parquet") or name == path)):

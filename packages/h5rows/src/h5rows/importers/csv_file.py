@@ -85,8 +85,6 @@ def read_csv(file: Path, options: PackOptions) -> Any:
         what = f"{file} cannot be read as CSV: {error}; expected columns separated by {separator!r} and {encoding} text"
         unless = "which separator= and encoding= change; a cell that contains the separator must be in quotes"
         raise ConfigError(f"{what}, {unless}") from None
-    if not len(table):
-        raise ConfigError(f"{file} has no rows")
     check_names(file, names)
     others = ";\t|" + " :" * (len(names) == 1)
     if not options.separator and (found := next((s for name in names for s in others if s in name), None)):
