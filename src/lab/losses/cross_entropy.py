@@ -33,7 +33,7 @@ class CrossEntropy:
         """Return the losses, (B,). Raise ConfigError if shapes, dtypes or labels do not fit."""
         target = batch["y"]
         if target.is_floating_point():
-            if target.shape != output.shape or output.shape[1:] == (1,):  # the loss of one class is always 0
+            if target.shape != output.shape or output.shape[1:] in ((), (1,)):  # a loss of one class is 0
                 raise ConfigError(_mismatch(output, target, FLOATS))
         else:
             if target.dim() == 2 and target.shape[1] == 1:

@@ -19,7 +19,7 @@ class Accuracy:
         """Return 1 or 0 for each sample, (B,). Raise ConfigError if the shapes or dtypes do not fit."""
         target = batch["y"]
         if target.is_floating_point() and target.shape == output.shape:
-            target = target.argmax(1)
+            target = target.argmax(-1)
         elif target.dim() == 2 and target.shape[1] == 1:
             target = target.squeeze(1)
         if output.dim() != 2 or output.shape[1] < 2 or target.is_floating_point() or target.shape != output.shape[:1]:
