@@ -149,8 +149,8 @@ def test_to_float_normalize_and_channels_first() -> None:
         cast = Cast("x")({"x": values}, numbers)["x"]
         assert cast.dtype == torch.float32
         assert cast.tolist() == [3.0, -70_000.0]
-    for dtype in (torch.int32, torch.int64):
-        with pytest.raises(ConfigError, match=r"ToFloat\.field='x' is int\d\d, .*lab\.transforms\.fields\.Cast"):
+    for dtype in (torch.int32, torch.int64, torch.uint32):
+        with pytest.raises(ConfigError, match=r"ToFloat\.field='x' is u?int\d\d, .*lab\.transforms\.fields\.Cast"):
             ToFloat("x")({"x": torch.ones(2, dtype=dtype)}, numbers)
     for pixels in ("images", "integers"):
         with pytest.raises(

@@ -122,7 +122,7 @@ class ToFloat(_PerField):
             )
         if self.pixels == "images" and not (x.dtype in (torch.uint8, torch.uint16) and x.ndim > 2):
             return x.float()
-        if x.dtype in (torch.int32, torch.int64):
+        if x.dtype.itemsize > 2:
             raise ConfigError(
                 f"data.transforms: ToFloat.field={self.fields[0]!r} is {dtype_name(x.dtype)}, not a type of pixels: "
                 "divided by the largest number of this type, the values would be almost 0 - use "
