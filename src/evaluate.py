@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object")
     args = parser.parse_intermixed_args()
     from samebits.errors import ConfigError, RunFailed, plain_output
-    from samebits.files import as_json
+    from samebits.files import as_json, decimals
 
     plain_output()
     try:
@@ -46,7 +46,7 @@ def main() -> int:
     if args.json:
         print(as_json(scores))
     else:
-        print("\n".join(f"{key:<20} {value:.4f}" for key, value in scores.items()))
+        print("\n".join(f"{key:<20} {decimals(value)}" for key, value in scores.items()))
     return 0
 
 

@@ -174,6 +174,11 @@ def amount(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
+def decimals(value: float) -> str:
+    """Return a score with four decimals, or a small one with three digits: 0.9312, 3.25e-05."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or not value else f"{value:.3g}"
+
+
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
     """Return the rows as text in columns. The first `left` columns are left-aligned, the others right-aligned."""
     form = [f"{'<' if i < left else '>'}{max(map(len, column))}" for i, column in enumerate(zip(*rows))]

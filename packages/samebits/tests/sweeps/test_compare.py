@@ -91,6 +91,7 @@ def test_the_same_seed_twice_counts_once() -> None:
     assert [group.scores(study.objective) for group in ranked] == [[2.17], [2.27]]
     assert best_group(study) == ranked[0]
     assert ranked[1].std(study.objective) is None
+    assert "pruned, unfinished" not in markdown(Facts(study))
 
 
 def test_the_texts_say_it() -> None:

@@ -19,6 +19,7 @@ from samebits.errors import ConfigError
 from samebits.sweeps import Work, run_sweep
 from samebits.sweeps.launching import Launch
 from samebits.sweeps.options import SweepConfig
+from samebits.sweeps.screen import Screen
 from samebits.testing.processes import in_a_terminal, limit, wait_for
 
 
@@ -26,7 +27,10 @@ class Kept(Launch):
     """Runs a function in place of jobs, and keeps what it is asked for."""
 
     def __init__(self, act: Any = None, fail_fast: bool = False) -> None:
-        options, ledger = SimpleNamespace(fail_fast=fail_fast), SimpleNamespace(name="s", swept=[], objectives=[])
+        options, ledger = (
+            SimpleNamespace(fail_fast=fail_fast, retry_failed=False),
+            SimpleNamespace(name="s", swept=[], objectives=[]),
+        )
         work: Any = SimpleNamespace(ledger=ledger, total=[], options=options, on_end=self.ended)
         super().__init__(work, 2)
         self.act, self.asked = act, []
@@ -53,6 +57,27 @@ def test_the_first_signal_is_passed_on_and_only_a_second_ctrl_c_kills() -> None:
     assert kept.run() == signal.SIGTERM
     assert kept.asked == [signal.SIGTERM, "now"]
     assert Kept(lambda kept: None).run() is None
+
+
+@pytest.mark.parametrize(("retry_failed", "says"), [(False, "3/3 "), (True, "2/3 ")])
+def test_jobs_that_failed_before_are_not_awaited(
+    retry_failed: bool, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = {"a": "finished", "b": "failed", "c": "finished"}
+
+    def job(key: str) -> Any:
+        return SimpleNamespace(
+            key=key, number=0, overrides=(), state=lambda: states[key], result=lambda: {"val/loss": 3.25e-5}
+        )
+
+    ledger: Any = SimpleNamespace(swept=[], objectives=[{"key": "val/loss", "mode": "min"}])
+    screen = Screen(ledger, [job("a"), job("b")], 1, retry_failed)
+    screen.total = 3
+    screen.end(job("c"), "finished", 90_000.0)
+    said = capsys.readouterr().err
+    assert said.startswith(says)
+    assert "val/loss=3.25e-05" in said
+    assert ("about 25:00:00 left" in said) == retry_failed
 
 
 def test_ctrl_c_in_a_launcher_of_others_ends_the_sweep_as_in_one_of_this_project(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from samebits.checkpoints import Checkpoints
 from samebits.device import Hardware, resolve_auto_of_run, resolve_hardware
-from samebits.files import amount, write_json
+from samebits.files import amount, decimals, write_json
 from samebits.loggers import WANDB, Logger, RunLogger, log_to, stopped_by_wandb
 from samebits.process.options import Options
 from samebits.project import Program, Project
@@ -156,8 +156,9 @@ def finish(run_dir: Path, logger: Logger, stop: StopRequest, result: dict[str, A
     write_status(run_dir, "finished", seconds=seconds)
     step, best = result["step"], result.get("best_step")
     whose = f"{'last' if step else 'fresh'} weights, step {step:,}" if best is None else f"best weights, step {best:,}"
+    trained = f"in training, until step {step:,}"
     rows = [
-        f"  {key:<20} {value:<9.4f} {'in training, until step ' + f'{step:,}' if key.startswith('train/') else whose}"
+        f"  {key:<20} {decimals(value):<9} {trained if key.startswith('train/') else whose}"
         for key, value in scores.items()
     ]
     logger.say("\n".join([f"finished {amount(step, 'step')} in {seconds:.1f} s", *rows, f"  {shown(run_dir)}"]))

@@ -23,7 +23,7 @@ class Launch(ABC):
     AGAIN = "now"  # describes the effect of a second Ctrl-C in the message
 
     def __init__(self, work: Work, at_once: int) -> None:
-        self._work, self._screen = work, Screen(work.ledger, work.total, at_once)
+        self._work, self._screen = work, Screen(work.ledger, work.total, at_once, work.options.retry_failed)
         self._stopped: signal.Signals | None = None
         self._ending = False
 

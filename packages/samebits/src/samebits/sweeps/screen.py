@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 
-from samebits.files import aligned
-from samebits.sweeps.ledger import ENDED, Job, Ledger, differing
+from samebits.files import aligned, decimals
+from samebits.sweeps.ledger import ENDED, Job, Ledger, differing, is_due
 from samebits.sweeps.progress import say
 
 ROWS_AT_MOST = 40
 
 
 class Screen:
-    """The progress of a sweep. total: number of jobs of this command, including those that ended earlier."""
+    """The progress of a sweep. total: number of jobs of this command, including those that ended earlier, of which
+    failed ones are not run again unless `retry_failed`."""
 
     say = staticmethod(say)
 
-    def __init__(self, ledger: Ledger, jobs: Sequence[Job], at_once: int) -> None:
+    def __init__(self, ledger: Ledger, jobs: Sequence[Job], at_once: int, retry_failed: bool) -> None:
         self._ledger, self._at_once, self.total = ledger, at_once, len(jobs)
         self._ended: dict[str, str] = {}
         self._seconds: list[float] = []
         self._best: tuple[float, Job] | None = None
         for job in jobs:
-            if (state := job.state()) in ENDED:
+            if not is_due(state := job.state(), retry_failed):
                 self._ended[job.key] = state
                 self._compare(job)
 
@@ -40,7 +40,7 @@ class Screen:
             self._seconds.append(seconds)
         self._compare(job)
         value = score_of(job, self._ledger)
-        score = "" if value is None else f"{self._ledger.objectives[0]['key']}={value:.4f}"
+        score = "" if value is None else f"{self._ledger.objectives[0]['key']}={decimals(value)}"
         parts = [state, label(job, self._ledger), score, f"{seconds:.1f} s" if seconds is not None else "elsewhere"]
         if state == "failed":
             parts.append(why(job))
@@ -78,7 +78,7 @@ def table(ledger: Ledger, jobs: Sequence[Job]) -> str:
     rows = [["job", "status", *([key] if key else []), "s", "overrides", ""]]
     for value, job in scored:
         seconds = job.result().get("seconds")
-        score = "" if value is None else f"{value:.4f}"
+        score = "" if value is None else decimals(value)
         reason = why(job) if job.state() == "failed" else ""
         texts = [str(job.number), job.state(), *([score] if key else []), f"{seconds:.1f}" if seconds else ""]
         rows.append([*texts, label(job, ledger), reason])
@@ -106,10 +106,12 @@ def score_of(job: Job, ledger: Ledger) -> float | None:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as text: 3.2 s, 04:10 or 01:04:10."""
+    """Return a duration as text: 3.2 s, 04:10, 01:04:10 or 30:04:10."""
     if seconds < 10:
         return f"{seconds:.1f} s"
-    return time.strftime("%H:%M:%S" if seconds >= 3600 else "%M:%S", time.gmtime(seconds))
+    minutes = int(seconds) // 60
+    hours = f"{minutes // 60:02}:" if minutes >= 60 else ""
+    return f"{hours}{minutes % 60:02}:{int(seconds) % 60:02}"
 
 
 def _sign(ledger: Ledger) -> int:

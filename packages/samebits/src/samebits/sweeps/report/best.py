@@ -15,7 +15,7 @@ from samebits.config import written
 from samebits.errors import ConfigError
 from samebits.project import Project
 from samebits.runs import NOT_COMPUTED
-from samebits.saved import flat, is_seed, portable, same_value
+from samebits.saved import flat, is_seed, portable, read_config, same_value
 from samebits.schema import join, plain
 from samebits.status import shown
 from samebits.sweeps.report.analyse import Group, caution, show
@@ -58,7 +58,7 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     chosen = {g: o for g, o in choices.items() if o != base_choices.get(g) and g.split("/")[0] not in left_out}
     if lost := [g for g, o in chosen.items() if o is None]:
         raise ConfigError(f"{job.path}: {lost[0]}=null cannot be written into an experiment; use the list of overrides")
-    wanted = _whole(project, job)
+    wanted: dict[str, Any] = plain(read_config(project, job.path))
     base = _defaults(project, [*(f"{g}={o}" for g, o in chosen.items()), *_seeds(job)], wanted, job)
     swept = [key.split(".") for key in group.values]
     values = portable(project.root, _difference(_part(base, left_out), _part(wanted, left_out), swept))
@@ -67,7 +67,7 @@ def save_best(project: Project, study: Study, group: Group, overwrite: bool = Fa
     path.write_text("\n".join([_header(study, group, name), *defaults, dumped]).rstrip() + "\n")
     try:
         again = _resolved(project, [f"experiment={name}", *_seeds(job)])
-        _verify(project, again, job, left_out)
+        _verify(_part(wanted, left_out), _part(again, left_out), job)
     except Exception:
         path.unlink() if before is None else path.write_text(before)
         raise
@@ -91,8 +91,8 @@ def _header(study: Study, group: Group, name: str) -> str:
     return "\n".join(lines)
 
 
-def _verify(project: Project, again: dict[str, Any], job: Job, left_out: Sequence[str]) -> None:
-    wanted, got = (flat(_part(cfg, left_out)) for cfg in (_whole(project, job), again))
+def _verify(config: dict[str, Any], again: dict[str, Any], job: Job) -> None:
+    wanted, got = flat(config), flat(again)
     absent = object()
     for key in [*wanted, *got]:
         if not same_value(wanted.get(key, absent), got.get(key, absent)):
@@ -158,13 +158,6 @@ def _resolved(project: Project, overrides: list[str]) -> dict[str, Any]:
     cfg = composed(project, overrides)
     cfg.pop("hydra")
     found: dict[str, Any] = plain(resolved(project, DictConfig(cfg), Path.cwd()))
-    return found
-
-
-def _whole(project: Project, job: Job) -> dict[str, Any]:
-    from samebits.saved import read_config
-
-    found: dict[str, Any] = plain(read_config(project, job.path))
     return found
 
 

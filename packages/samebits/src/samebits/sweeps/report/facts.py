@@ -148,7 +148,7 @@ def group_sheet(study: Study, compared: Compared) -> Sheet:
     for group in groups(study):
         n, failed = len(group.scores(study.objective)), len(group.failures(study.objective))
         runs = group.runs(study.objective)
-        left = len(group.jobs) - runs - failed
+        left = sum(job.score(study.objective) is None for job in group.jobs) - failed
         rows.append([
             *(_value(study, group.jobs[0], keys) if study.is_sweep else [Cell(group.label)]),
             *(score(group, o) for o in study.objectives),
