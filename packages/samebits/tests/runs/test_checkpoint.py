@@ -275,7 +275,10 @@ def test_weights_that_do_not_fit_are_named() -> None:
     right = {"weight": torch.full((2, 3), 4.0), "bias": torch.full((2,), 5.0)}
     load_weights(model, right, "it")
     assert_equal(dict(model.state_dict()), right)
-    end = "; use the model and data settings of its training, and create buffers in __init__ or setup, not later$"
+    end, late = (
+        "; use the model and data settings of its training",
+        ", and create buffers of the model before the first",
+    )
     cases: list[tuple[dict[str, Any], str]] = [
         ({"weight": right["weight"]}, "missing in the checkpoint: bias"),
         ({**right, "more": torch.zeros(1)}, "not in the model: more"),
@@ -287,8 +290,9 @@ def test_weights_that_do_not_fit_are_named() -> None:
         ({**right, **{f"k{i}": torch.zeros(1) for i in range(4)}}, "not in the model: k0, k1, k2, k3"),
     ]  # fmt: skip
     for state, says in cases:
-        with pytest.raises(ConfigError, match=f"^it does not fit the model: {says}{end}"):
+        with pytest.raises(ConfigError, match=f"^it does not fit the model: {says}{end}") as caught:
             load_weights(model, state, "it")
+        assert (late in str(caught.value)) == says.startswith("not in the model")
     assert_equal(dict(model.state_dict()), right)
 
 

@@ -187,8 +187,10 @@ def load_weights(model: nn.Module, state: dict[str, Any], source: str, what: str
     }
     wrong = "; ".join(f"{what}: {format_keys(keys)}" for what, keys in parts.items() if keys)
     if wrong:
-        remedy = "use the model and data settings of its training, and create buffers in __init__ or setup, not later"
-        raise ConfigError(f"{source} does not fit the {what}: {wrong}; {remedy}")
+        late = f", and create buffers of the {what} before the first step" * (not shapes and own.keys() < state.keys())
+        raise ConfigError(
+            f"{source} does not fit the {what}: {wrong}; use the model and data settings of its training{late}"
+        )
     model.load_state_dict(state)
 
 
