@@ -21,9 +21,8 @@ import sys
 
 def main() -> int:
     """Run the command. Return its exit status."""
-    parser = argparse.ArgumentParser(
-        "./run env", description="Print the environment and what a run would choose.", allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser("./run env", allow_abbrev=False)
+    parser.description = "Print the environment and what a run would choose."
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for ./run train")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args()

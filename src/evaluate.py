@@ -18,11 +18,8 @@ from pathlib import Path
 
 def main() -> int:
     """Run the command. Return its exit status."""
-    parser = argparse.ArgumentParser(
-        "./run evaluate",
-        description="Evaluate a trained model on a split of its data, or of other data.",
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser("./run evaluate", allow_abbrev=False)
+    parser.description = "Evaluate a trained model on a split of its data, or of other data."
     parser.add_argument("run", type=Path, help="run directory (uses its best checkpoint) or checkpoint file")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="overrides of data, task and hardware"

@@ -25,9 +25,8 @@ from lab.onnx_arguments import add_arguments, check_arguments, move_override, wr
 
 def main() -> int:
     """Run the command. Return its exit status."""
-    parser = argparse.ArgumentParser(
-        "./run export", description="Write a trained model to one file.", allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser("./run export", allow_abbrev=False)
+    parser.description = "Write a trained model to one file."
     parser.add_argument("run", type=Path, help="run directory (uses its best checkpoint) or checkpoint file")
     parser.add_argument("file", nargs="?", help="the file to write; default: model.<format> in the run directory")
     add_arguments(parser)  # lab.onnx_arguments

@@ -22,9 +22,8 @@ RENAMED = {"--with": "--fields", "--apply": "--activation"}  # options of versio
 
 def main() -> int:
     """Run the command. Return its exit status."""
-    parser = argparse.ArgumentParser(
-        "./run predict", description="Write a model's outputs for all samples of a split.", allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser("./run predict", allow_abbrev=False)
+    parser.description = "Write a model's outputs for all samples of a split."
     parser.add_argument(
         "runs", nargs="+", metavar="run", help="run directories or checkpoint files, then overrides key=value"
     )

@@ -39,7 +39,7 @@ def open_text(path: Path, options: PackOptions) -> ArraySource:
             vocab = sorted({c for f in files for piece in pieces(f) for c in set(piece)})
             codes = np.array([ord(c) for c in vocab], np.uint32)
             attrs = {"vocab_size": len(vocab), "vocab": vocab}
-            encode: Encode = lambda text: char_ids(text, codes)  # noqa: E731
+            encode: Encode = lambda text: np.searchsorted(codes, np.frombuffer(text.encode("utf-32-le"), np.uint32))  # noqa: E731
         else:
             loaded = tokenizer_file(options.tokenizer)
             attrs = {"vocab_size": loaded.get_vocab_size()}
@@ -49,11 +49,6 @@ def open_text(path: Path, options: PackOptions) -> ArraySource:
     source = ArraySource(tables, {"tokens": {"tokenizer": options.tokenizer, **attrs}}, account, path)
     source.ordered = True
     return source
-
-
-def char_ids(text: str, codes: np.ndarray) -> np.ndarray:
-    """Return the index of each character in the sorted `codes`."""
-    return np.searchsorted(codes, np.frombuffer(text.encode("utf-32-le"), np.uint32))
 
 
 def pieces(file: Path) -> Iterator[str]:

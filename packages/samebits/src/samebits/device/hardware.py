@@ -19,6 +19,7 @@ from samebits.parallel import ONE_PROCESS, Strategy, check_share, gpus
 from samebits.world import ClusterRole, cluster_role, dist_env
 
 AUTOCAST = {"bf16": torch.bfloat16, "bf16-weights": torch.bfloat16, "fp16": torch.float16}
+ADD_DDP = "add trainer=ddp; for one process, unset RANK and WORLD_SIZE"
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,7 @@ def count_processes(hardware: HardwareConfig, trainer: Strategy) -> int:
     device, started = choose_device(hardware), dist_env.size
     if started is not None:
         if trainer.strategy in ONE_PROCESS and started > 1:
-            raise ConfigError(
-                f"trainer.strategy={trainer.strategy}, but {started} processes were started: add trainer=ddp; for one "
-                "process, unset RANK and WORLD_SIZE"
-            )
+            raise ConfigError(f"trainer.strategy={trainer.strategy}, but {started} processes were started: {ADD_DDP}")
         if hardware.num_procs not in ("auto", dist_env.local_size):
             raise ConfigError(
                 f"hardware.num_procs={hardware.num_procs}, but {dist_env.local_size} were started on this host: "
@@ -150,10 +148,7 @@ def _processes_of_host(hardware: HardwareConfig, trainer: Strategy, device: str,
     """Return the number of ranks that one of several hosts starts. On a CPU auto is 1; for more, start more pods or
     tasks."""
     if trainer.strategy in ONE_PROCESS:
-        raise ConfigError(
-            f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: add trainer=ddp; for one "
-            "process, unset RANK and WORLD_SIZE"
-        )
+        raise ConfigError(f"trainer.strategy={trainer.strategy}, but {here.count} hosts were started: {ADD_DDP}")
     if here.local_count is None:
         return _processes_here(hardware, device, on_cpu=1)
     if hardware.num_procs not in ("auto", here.local_count):

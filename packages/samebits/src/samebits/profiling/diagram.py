@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from statistics import fmean
 
 LETTER, LINE, GAP, BETWEEN = 6.2, 13, 14, 34  # pixels: a letter, a line of text, between nodes, between layers
 SWEEPS = 6  # passes over the layers, to order nodes and to place them near their neighbors
@@ -135,15 +136,10 @@ def placed(
         ways = ((rows, above), (rows[::-1], below)) if sweep % 2 == 0 else ((rows[::-1], below), (rows, above))
         for order, neighbors in ways:
             for row in order:
-                wanted = {item: mean_of([x[one] for one in neighbors[item]], x[item]) for item in row}
+                wanted = {item: fmean([x[one] for one in neighbors[item]] or [x[item]]) for item in row}
                 row.sort(key=lambda item: wanted[item])
                 side_by_side(row, [wanted[item] for item in row], width, x)
     return x
-
-
-def mean_of(values: Sequence[float], default: float) -> float:
-    """Return the mean, or `default` without values."""
-    return sum(values) / len(values) if values else default
 
 
 def side_by_side(row: Sequence[int], wanted: Sequence[float], width: Sequence[float], x: dict[int, float]) -> None:

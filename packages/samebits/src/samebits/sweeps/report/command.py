@@ -67,9 +67,8 @@ def port_number(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser."""
-    made = argparse.ArgumentParser(
-        "./run report", description="Write report.csv, report.md, pictures and report.html.", allow_abbrev=False
-    )
+    made = argparse.ArgumentParser("./run report", allow_abbrev=False)
+    made.description = "Write report.csv, report.md, pictures and report.html."
     made.add_argument(
         "directories", nargs="*", type=Path, help="a sweep, run directories, or folders that contain them"
     )

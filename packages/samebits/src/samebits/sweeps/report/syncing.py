@@ -30,9 +30,8 @@ MLFLOW_S = 600.0  # seconds for the upload of one run to MLflow
 
 def sync(project: Project) -> int:
     """Run the command. Return the exit status."""
-    parser = argparse.ArgumentParser(
-        "./run sync", description="Upload missing records of runs and sweeps to W&B, MLflow.", allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser("./run sync", allow_abbrev=False)
+    parser.description = "Upload missing records of runs and sweeps to W&B, MLflow."
     parser.add_argument(
         "directories", nargs="*", type=Path, help="run directories, sweeps, or folders that contain them"
     )

@@ -17,9 +17,8 @@ from samebits.sweeps.verify.recompute import verify
 
 def verify_command(program: Program) -> int:
     """Run the command. Return the exit status."""
-    parser = argparse.ArgumentParser(
-        "./run verify", description="Repeat a run and compare it bit for bit.", allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser("./run verify", allow_abbrev=False)
+    parser.description = "Repeat a run and compare it bit for bit."
     parser.add_argument("run", type=Path, help="directory of a finished or stopped run; it is not changed")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="overrides for the second run, e.g. data.path=..."
