@@ -137,7 +137,7 @@ def _logits(*shape: int) -> Tensor:
         (Accuracy(), _logits(4, C), torch.zeros(4), "task=regression"),
         (CrossEntropy(0.0), _logits(4), torch.zeros(4), "task=regression"),
         (Accuracy(), _logits(4), torch.zeros(4), "a logit per class"),
-        (Accuracy(), _logits(4, 1), torch.zeros(4, 1), r"torch\.float32 and shape \(4, 1\).* a logit per class"),
+        (Accuracy(), _logits(4, 1), torch.zeros(4, 1), r"torch\.float32 \(4, 1\): .*a logit per class"),
         (Accuracy(), _logits(4, 1), torch.zeros(4, dtype=torch.int64), "a logit per class"),
         (Accuracy(), _logits(4, C), torch.zeros(4, 2, dtype=torch.int64), "one integer label"),
         (AbsoluteError(), _logits(4, C), torch.zeros(4, dtype=torch.int64), "task=classification"),

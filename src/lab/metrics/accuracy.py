@@ -25,7 +25,6 @@ class Accuracy:
         if output.dim() != 2 or output.shape[1] < 2 or target.is_floating_point() or target.shape != output.shape[:1]:
             raise ConfigError(
                 f"Accuracy cannot compare logits of shape {tuple(output.shape)} with batch['y'] of {batch['y'].dtype} "
-                f"and shape {tuple(batch['y'].shape)}: it needs a logit per class and one integer label per sample; "
-                "for floats choose task=regression"
+                f"{tuple(batch['y'].shape)}: give a logit per class and one integer label, or task=regression"
             )
         return (output.argmax(1) == target.long()).float()  # torch cannot compare uint16
