@@ -90,7 +90,8 @@ def test_a_score_that_is_never_finite_and_a_split_of_another_shape_are_said(
             file[f"{split}/label"] = np.arange(40) % 10
     own = (f"data.path={tmp_path}/unlike.h5", "data.splits.test=null", "model=resnet", "model.width=4")
     quick = [override for override in QUICK if not override.startswith("model.")]
-    start_run(tmp_path / "run", *quick, "trainer.max_steps=2", "trainer.eval_every=1", *own, "monitor.key=val/accuracy")
+    quick += ["trainer.max_steps=2", "trainer.eval_every=1", "monitor.key=val/accuracy", "monitor.mode=max"]
+    start_run(tmp_path / "run", *quick, *own)
     said = capfd.readouterr().err
     assert "x of val: (1, 10, 10) float32, unlike that of train, (1, 8, 8) float32\n" in said
     assert said.count("scores are NaN") == said.count("step 1: these scores are NaN: val/accuracy\n") == 1

@@ -250,3 +250,11 @@ def _check_monitor(monitor: MonitorConfig, values: dict[str, Any]) -> None:
     if monitor.key not in scores and not monitor.key.startswith(tuple(f"{score}/" for score in scores)):
         hint = did_you_mean(monitor.key, scores)
         raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (scores: {', '.join(scores)})")
+    name = monitor.key.split("/")[1]
+    if node := (values["task"].get("metrics") or {}).get(name):
+        higher = getattr(locate(PROJECT, node["_target_"], f"task.metrics.{name}"), "higher_is_better", None)
+        if higher is (monitor.mode == "min"):
+            better, mode = ("higher", "max") if higher else ("lower", "min")
+            raise ConfigError(
+                f"monitor.mode={monitor.mode}: {monitor.key} is better if {better} - set monitor.mode={mode}"
+            )

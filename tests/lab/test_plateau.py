@@ -37,7 +37,7 @@ def test_the_rate_falls_from_the_next_step_on(tmp_path: Path, monkeypatch: pytes
 def test_a_score_that_is_never_finite_ends_no_run(tmp_path: Path) -> None:
     """Recall of nothing: NaN in each evaluation, so there is no best score to print."""
     nothing = ("+task.metrics.none={_target_: lab.metrics.confusion.ConfusionMatrix, num_classes: 11}",
-               "monitor.key=val/none/recall_10", "data.num_outputs=11")  # fmt: skip
+               "monitor.key=val/none/recall_10", "monitor.mode=max", "data.num_outputs=11")  # fmt: skip
     start_run(tmp_path, *SMALL, *FALLS, *nothing)
     assert "is now 0.0005 (val/none/recall_10=nan, best nan)" in (tmp_path / "train.log").read_text()
 

@@ -15,6 +15,8 @@ class AbsoluteError:
     batch["y"]: has the shape of output, or any shape with N elements per sample if output is (B, N).
     """
 
+    higher_is_better = False
+
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the errors, (B,). Raise ConfigError if the shapes differ."""
         return differences("AbsoluteError", output, batch["y"]).abs().mean(1)

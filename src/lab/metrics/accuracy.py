@@ -15,6 +15,8 @@ class Accuracy:
     output: (B, C). batch["y"]: (B,) or (B, 1) integer labels, or (B, C) probabilities; their largest one is the label.
     """
 
+    higher_is_better = True
+
     def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return 1 or 0 for each sample, (B,). Raise ConfigError if the shapes or dtypes do not fit."""
         target = batch["y"]

@@ -21,6 +21,8 @@ class AUROC:
     gathers the scores of all ranks, one class at a time.
     """
 
+    higher_is_better = True
+
     def __init__(self, num_classes: Count) -> None:
         self.num_classes = num_classes
         self.reset()

@@ -31,6 +31,8 @@ class BoxPrecision:
     Memory: each rank stores the scores and hits of its boxes; `compute` gathers them.
     """
 
+    higher_is_better = True
+
     def __init__(self, num_classes: Count, overlaps: Sequence[Share] = (0.5,)) -> None:
         if not overlaps:
             raise ConfigError("BoxPrecision: overlaps is empty; give at least one, such as [0.5]")

@@ -23,6 +23,8 @@ class Confusion(SummedMetric):
     such as -100, or 255 for pixels without a class; if it is a class, means leave it out. None: all labels count.
     """
 
+    higher_is_better = True
+
     def __init__(self, num_classes: Count, ignore_index: int | None = None) -> None:
         super().__init__(num_classes**2 + 2)  # + 2: ignored labels, labels out of range
         self.num_classes, self.ignore_index = num_classes, ignore_index

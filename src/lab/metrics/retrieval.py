@@ -19,6 +19,8 @@ class Recall:
     `compute` stores the embeddings of the samples of all ranks on each rank.
     """
 
+    higher_is_better = True
+
     def __init__(self, k: Count) -> None:
         self.k = k
         self.reset()

@@ -23,6 +23,8 @@ from samebits.world import to_cpu
 class ExactMatch:
     """(output, batch) -> (B,): 1 if all tokens equal the target's tokens, otherwise 0."""
 
+    higher_is_better = True
+
     def __call__(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return 1 or 0 for each sample, (B,)."""
         pairs = texts(self, output, batch)
@@ -35,6 +37,8 @@ class TokenErrors(SummedMetric):
 
     This is the word error rate if tokens are words, and the character error rate if they are characters. It may be
     above 1. NaN without target tokens."""
+
+    higher_is_better = False
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -56,6 +60,8 @@ class Bleu(SummedMetric):
 
     end: token at the end of sequences, which is not counted; null: all tokens count. max_n: length of the longest
     n-grams. The score equals sacreBLEU's with `tokenize=none` and `smooth_method=none`."""
+
+    higher_is_better = True
 
     def __init__(self, end: int | None, max_n: Count = 4) -> None:
         super().__init__(2 * max_n + 2)
