@@ -42,7 +42,7 @@ def test_nan_in_a_config_is_no_change_of_a_resume(tmp_path: Path, monkeypatch: p
         return {"data.missing": math.nan * 1, "data.fill": [1, {"x": math.nan * 1}], "optim.lr": rate}
 
     (tmp_path / header.BEFORE).mkdir()
-    monkeypatch.setattr(header, "load_flat", loaded)
+    monkeypatch.setattr("samebits.runs.directory.load_flat", loaded)
     monkeypatch.setattr(header, "codes_of", lambda _: [None])
     project: Any = None
     assert header.changes_of_resume(project, tmp_path) == "optim.lr 0.2 -> 0.1"
