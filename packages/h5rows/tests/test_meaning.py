@@ -504,6 +504,19 @@ def test_a_damaged_sparse_matrix_is_one_line(tmp_path: Path, harm: Callable[[h5p
         h5rows.Dataset(path, {"x": "X"}, decode=True)
 
 
+def test_an_index_outside_of_a_large_sparse_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all indices are read when it is opened. Its value was added to the next row."""
+    path = str(tmp_path / "a.h5ad")
+    monkeypatch.setattr("h5rows.conventions.opening._LOOKED_THROUGH", 9)
+    with h5py.File(path, "w") as file:
+        sparse(file, "X", np.ones((ROWS, 9), np.float32), "csr")
+        file["X/indices"][-10] = 9
+    data = h5rows.Dataset(path, {"x": "X"}, decode=True)
+    assert data[-1]["x"].tolist() == [1] * 9
+    with pytest.raises(ConfigError, match=r"a\.h5ad: X .* outside the 9 columns"):
+        data[[-2, -1]]
+
+
 def test_categories(tmp_path: Path) -> None:
     path = str(tmp_path / "a.h5ad")
     with h5py.File(path, "w") as file:

@@ -125,24 +125,27 @@ class Sparse(Made):
     """Rows of a CSR matrix as dense rows.
 
     values, columns: fields (stored,). starts: (N + 1,) int64, where each row begins. width: columns of the matrix.
-    held: (values, columns) of a matrix that was converted from CSC in memory, used in place of the fields.
+    where: its file and name, for messages.
     """
 
-    def __init__(self, values: Fixed, columns: Fixed, starts: np.ndarray, width: int, held: Any) -> None:
+    def __init__(self, values: Field, columns: Field, starts: np.ndarray, width: int, where: str) -> None:
         super().__init__(values, (len(starts) - 1, width), values.dtype, "sparse")
-        self.columns, self.starts, self.held, self.chunk_rows = columns, starts, held, 1
+        self.columns, self.starts, self.chunk_rows, self.where = columns, starts, 1, where
+
+    def columns_of(self, stored: np.ndarray) -> np.ndarray:
+        """Return the columns of stored values. Raise ConfigError if the matrix does not have one of them."""
+        columns: np.ndarray = self.columns.read(stored)
+        if len(columns) and (columns.min() < 0 or columns.max() >= self.shape[1]):
+            raise ConfigError(f"{self.where}: indices are outside the {self.shape[1]} columns; write the file again")
+        return columns
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return dense rows (B, width)."""
         begin, count = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
         stored = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(count.sum())  # indices of the entries
-        if self.held is not None:
-            values, columns = (each[stored] for each in self.held)
-        else:
-            values, columns = self.inner.read(stored), self.columns.read(stored)
         out = np.zeros((len(rows), self.shape[1]), self.dtype)
-        places = np.repeat(np.arange(len(rows)), count) * self.shape[1] + columns
-        np.add.at(out.reshape(-1), places, values)  # duplicate entries are summed, as in SciPy
+        places = np.repeat(np.arange(len(rows)), count) * self.shape[1] + self.columns_of(stored)
+        np.add.at(out.reshape(-1), places, self.inner.read(stored))  # duplicate entries are summed, as in SciPy
         return out
 
 

@@ -43,7 +43,7 @@ from h5rows.reading.texts import UTF_8, check_encoding, decoded, name_of
 DROP = "drop"
 _AT_ONCE = 16 << 20  # bytes
 MOST_CLASSES = 10_000
-_LOOKED_THROUGH = 1 << 24  # values of an integer field (N,) that are searched for missing ones
+_LOOKED_THROUGH = 1 << 24  # values of an integer field (N,) that are searched for missing ones; indices of a matrix
 DIMENSION_ALONE = "This is a netCDF dimension but not a netCDF variable"
 Names = Sequence[str] | None
 
@@ -287,19 +287,16 @@ class Opened:
             steps = f"from 0 to {len(values)} in {sides[0]} steps"
             raise ConfigError(f"{where}: its {names[2]} must increase {steps}; write the file again")
         check_memory(2 * width * values.dtype.itemsize, f"{where}: dense rows of {width:,} columns")
-        held = None
         if kind == "csc":
             size = values.nbytes(None) + columns.nbytes(None)
             if size > self.cache.max_bytes:
                 what = f"{where} is stored by columns (CSC), and converting it takes {size / 1e6:,.0f} MB of memory"
                 raise ConfigError(f"{what} - set {argument('cache_mb')}={-(-size >> 20)}, or write X as CSR")
             held, starts = by_rows(values.column(), columns.column(), starts, count)
-        else:
-            looked_at = len(columns) if columns.nbytes(None) <= 1 << 28 else min(len(columns), 1 << 20)
-            every = columns.read(np.arange(looked_at))
-            if len(every) and (every.min() < 0 or every.max() >= width):
-                raise ConfigError(f"{where}: some indices are outside the {width} columns; write the file again")
-        return Sparse(values, columns, starts, width, held)
+            return Sparse(Numbers(held[0]), Numbers(held[1]), starts, width, where)
+        made = Sparse(values, columns, starts, width, where)
+        made.columns_of(np.arange(min(len(columns), _LOOKED_THROUGH)))  # raises an error now if they are damaged
+        return made
 
     def _nullable(self, group: h5py.Group, key: str, missing: float | str, where: str) -> Any:
         """Return AnnData's values that have their own mask, in memory. A number that does not occur marks missing
