@@ -122,6 +122,8 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
         defaults=default_arguments(values),
     )
     _check_monitor(root.monitor, values)
+    if trains and root.rules >= 4:  # a run of an older version keeps its mode
+        _check_mode(root.monitor, values)
     for node in optimizers.values():
         key = f"{node.key}.schedule"
         schedule = locate(PROJECT, node.options.schedule["_target_"], key)
@@ -250,6 +252,9 @@ def _check_monitor(monitor: MonitorConfig, values: dict[str, Any]) -> None:
     if monitor.key not in scores and not monitor.key.startswith(tuple(f"{score}/" for score in scores)):
         hint = did_you_mean(monitor.key, scores)
         raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (scores: {', '.join(scores)})")
+
+
+def _check_mode(monitor: MonitorConfig, values: dict[str, Any]) -> None:
     name = monitor.key.split("/")[1]
     if node := (values["task"].get("metrics") or {}).get(name):
         higher = getattr(locate(PROJECT, node["_target_"], f"task.metrics.{name}"), "higher_is_better", None)

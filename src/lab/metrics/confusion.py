@@ -23,8 +23,6 @@ class Confusion(SummedMetric):
     such as -100, or 255 for pixels without a class; if it is a class, means leave it out. None: all labels count.
     """
 
-    higher_is_better = True
-
     def __init__(self, num_classes: Count, ignore_index: int | None = None) -> None:
         super().__init__(num_classes**2 + 2)  # + 2: ignored labels, labels out of range
         self.num_classes, self.ignore_index = num_classes, ignore_index
@@ -73,6 +71,8 @@ class Confusion(SummedMetric):
 class MacroF1(Confusion):
     """The mean over classes of 2 TP / (2 TP + FP + FN). Classes without labels and predictions do not count."""
 
+    higher_is_better = True
+
     def of_table(self, table: Tensor) -> float:
         """Return the macro F1."""
         return self.mean_of_classes(2 * table.diag(), table.sum(0) + table.sum(1))
@@ -80,6 +80,8 @@ class MacroF1(Confusion):
 
 class MeanIoU(Confusion):
     """The mean over classes of TP / (TP + FP + FN). Classes without labels and predictions do not count."""
+
+    higher_is_better = True
 
     def of_table(self, table: Tensor) -> float:
         """Return the mean IoU."""
@@ -92,6 +94,8 @@ class ConfusionMatrix(Confusion):
 
     names: class names; None: class numbers. recall: False to write only the matrix, without a score for each class.
     """
+
+    higher_is_better = True
 
     def __init__(
         self,
