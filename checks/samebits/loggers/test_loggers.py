@@ -7,6 +7,7 @@ import csv
 import json
 import logging
 import re
+import shutil
 import sys
 import threading
 import wave
@@ -29,7 +30,7 @@ from samebits.locks import Lock, is_locked
 from samebits.loggers import Audio, Histogram, LoggerConfig, RunLogger, Svg, Table, log_to, sync_mlflow
 from samebits.loggers.mlflow_log import MLflowThread, name_there
 from samebits.loggers.options import MLflowConfig
-from samebits.runs import claimed, write_config
+from samebits.runs import claimed, fill_directory, keep_files, reopen_directory, write_config
 from samebits.saved import read_config
 from samebits.testing import compose, kill_at, metrics, start_run, status
 from samebits.testing.processes import called, limit, wait_for
@@ -364,6 +365,29 @@ def test_mlflow_gets_each_value_of_a_running_run_once(tmp_path: Path, monkeypatc
     record, points = mlflow(run, uri)
     assert record.info.status == "FINISHED"
     close(points, logged(run))
+
+
+@pytest.mark.parametrize(("change", "is_new"), [("optim.lr=5", True), ("data.path={}/b", False)])
+def test_only_the_first_step_of_a_resume_begins_another_run(tmp_path: Path, change: str, is_new: bool) -> None:
+    """A resume that ends before it is undone. The same data at another path change no value."""
+    for name in ("a", "b"):
+        shutil.copy(compose(*RUN).data.path, tmp_path / name)
+    (run := tmp_path / "run").mkdir()
+    own, change = [*RUN, f"data.path={tmp_path}/a"], change.format(tmp_path)
+    fill_directory(PROGRAM, run, cfg := compose(*own), own)
+    keep_files(PROGRAM.root, run, cfg, begins=True)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints/last_000000002.pt").touch()
+    (run / "metrics.jsonl").write_text('{"step": 2}\n{"step": 4}\n')
+    (run / "mlflow.json").write_text("{}")
+    before = status(run)["wandb_id"]
+    reopen_directory(PROGRAM, run, compose(*own, change), [change])
+    with RunLogger(PROGRAM, run, LoggerConfig(kind="none"), 2, 60.0, 1) as logger:
+        logger.begin(2, 9)
+        assert (run / "mlflow.json").exists()
+        logger.progress(3)
+    assert (run / "mlflow.json").exists() != is_new
+    assert (status(run)["wandb_id"] != before) == is_new
 
 
 @pytest.mark.slow

@@ -14,13 +14,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from samebits.code import changes_of
 from samebits.errors import ConfigError, visible
 from samebits.files import as_json, no_links, read_file, records, replace_text
 from samebits.loggers.background import Background
@@ -31,7 +32,7 @@ from samebits.loggers.options import LoggerConfig
 from samebits.loggers.tensorboard_log import TensorBoardThread
 from samebits.loggers.wandb_log import FOLDER, OUTPUT, WandbProcess
 from samebits.project import Project
-from samebits.runs import changed_values, commit_resume
+from samebits.runs import BEFORE, changed_values, commit_resume
 from samebits.status import METRICS, new_wandb_id, read_status, write_status
 
 log = logging.getLogger("samebits")
@@ -123,29 +124,32 @@ class RunLogger(Logger):
     def _go_on(self) -> int:
         """Return the file descriptor of metrics.jsonl. The first call makes a resume final, see commit_resume."""
         if self._file is None:
+            self._leave_other_values()
             cut_metrics(self._metrics, self._from_step, self._lines_before)
             self._file = os.open(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             commit_resume(self._directory)
-            self._begin_wandb()
+            self._begin_remote()
         return self._file
 
-    def _begin_wandb(self) -> None:
-        if self._config.kind == "wandb" and not any(isinstance(copy, WandbProcess) for copy in self._copies):
+    def _begin_remote(self) -> None:
+        """Start the copies on servers."""
+        if any(isinstance(copy, (WandbProcess, MLflowThread)) for copy in self._copies):
+            return
+        if self._config.kind == "wandb":
             self._copies.append(WandbProcess(self._project, self._directory, self._config))
+        if self._config.mlflow is not None:
+            own = self._project, self._directory, self._from_step, self._most_s
+            self._copies.append(MLflowThread(self._config.mlflow, *own))
 
     def begin(self, step: int, total_steps: int) -> None:
         """Start the copies and, on a terminal, the progress bar."""
-        if self.lines < sum(1 for _ in records(self._metrics)):
-            self._leave_other_values()
-        if not self._metrics.exists():  # otherwise _go_on: a resume deletes lines first, W&B cannot
-            self._begin_wandb()
+        if not self._metrics.exists():  # otherwise _go_on: a resume deletes lines first, W&B and MLflow cannot
+            self._begin_remote()
         own = self._project, self._directory, self._from_step, self._most_s
         if self._config.csv:
             self._copies.append(CSVThread(self._lines_before, *own))
         if self._config.tensorboard:
             self._copies.append(TensorBoardThread(*own))
-        if self._config.mlflow is not None:
-            self._copies.append(MLflowThread(self._config.mlflow, *own))
         self._total_steps, self._began, self._said = total_steps, (step, time.monotonic()), time.monotonic()
         if sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
@@ -153,10 +157,15 @@ class RunLogger(Logger):
     def _leave_other_values(self) -> None:
         """Begin a new run in W&B and MLflow, which cannot delete lines, if a resume logs lines again with a changed
         config: their values or steps may differ."""
-        unlike = (*self._project.neutral_groups, "process", "name", "resume", "sweep")
-        keys = [key for key in changed_values(self._project, self._directory) if key.split(".")[0] not in unlike]
         begun = [path for path in (self._directory / FOLDER / OUTPUT, self._directory / MLFLOW_ID) if path.exists()]
-        if keys and begun:
+        if not begun or self.lines >= sum(1 for _ in records(self._metrics)):
+            return
+        keys: Collection[str] = changed_values(self._project, self._directory)
+        if keys and self._from_step:  # what is recorded, without files of the same content at another path
+            known = len(changes_of(self._directory / BEFORE))
+            keys = [key for change in changes_of(self._directory)[known:] for key in change.get("was", ())]
+        unlike = (*self._project.neutral_groups, "process", "name", "resume", "sweep")
+        if keys := [key for key in keys if key.split(".")[0] not in unlike]:
             write_status(self._directory, str(read_status(self._directory)["status"]), wandb_id=new_wandb_id())
             (self._directory / MLFLOW_ID).unlink(missing_ok=True)
             self.warn(f"a new run in W&B or MLflow begins, because {', '.join(keys)} changed after lines were sent")
