@@ -132,21 +132,22 @@ class Sparse(Made):
         super().__init__(values, (len(starts) - 1, width), values.dtype, "sparse")
         self.columns, self.starts, self.chunk_rows, self.where = columns, starts, 1, where
 
-    def columns_of(self, stored: np.ndarray) -> np.ndarray:
-        """Return the columns of stored values. Raise ConfigError if the matrix does not have one of them."""
-        columns: np.ndarray = self.columns.read(stored)
-        if len(columns) and (columns.min() < 0 or columns.max() >= self.shape[1]):
-            raise ConfigError(f"{self.where}: indices are outside the {self.shape[1]} columns; write the file again")
-        return columns
-
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return dense rows (B, width)."""
         begin, count = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
         stored = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(count.sum())  # indices of the entries
         out = np.zeros((len(rows), self.shape[1]), self.dtype)
-        places = np.repeat(np.arange(len(rows)), count) * self.shape[1] + self.columns_of(stored)
+        columns = inside(self.columns.read(stored), self.shape[1], self.where)
+        places = np.repeat(np.arange(len(rows)), count) * self.shape[1] + columns
         np.add.at(out.reshape(-1), places, self.inner.read(stored))  # duplicate entries are summed, as in SciPy
         return out
+
+
+def inside(indices: np.ndarray, count: int, where: str) -> np.ndarray:
+    """Return the indices of stored values. Raise ConfigError unless they are in 0..count-1."""
+    if len(indices) and (indices.min() < 0 or indices.max() >= count):
+        raise ConfigError(f"{where}: its indices must be in 0..{count - 1}; write the file again")
+    return indices
 
 
 class Vector(Made):
