@@ -28,7 +28,7 @@ class Lion(Optimizer):
     takes_rate_tensor = True
 
     def __init__(
-        self, params: Iterable[Any], lr: NotNegative, betas: Sequence[Share], weight_decay: NotNegative
+        self, params: Iterable[Any], lr: NotNegative, betas: tuple[Share, Share], weight_decay: NotNegative
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": list(betas), "weight_decay": weight_decay})
 

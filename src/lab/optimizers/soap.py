@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class SOAP(Optimizer):
         self,
         params: Iterable[Any],
         lr: NotNegative,
-        betas: Sequence[Share],
+        betas: tuple[Share, Share],
         eps: Positive,
         weight_decay: NotNegative,
         basis_every: Count,
