@@ -70,7 +70,7 @@ OPEN: list[tuple[dict[str, Any], str]] = [
     ({"cache_mb": "512"}, "cache_mb='512'"),
     ({"swmr": "no"}, "swmr='no'"),
     ({"splits": {"/": {"group": "/", "row": [0, 0.5]}}}, "has 'row'; allowed: group, rows"),
-    ({"splits": {"/": {"group": ["/"]}}}, "group=.*: expected the name of a group"),
+    *(({"splits": {"/": {"group": group}}}, "group=.*: expected the name of a group") for group in (["/"], None)),
     ({"splits": {"/": {"group": "/", "rows": [0, 0.5], "seed": "a"}}}, "seed=a: must be a whole number, or None"),
     ({"splits": {"/": {"group": "/", "rows": [0, 0.5], "seed": 1.5}}}, "seed=1.5: must be a whole number, or None"),
     ({"fields": None, "split": 3}, "splits.3.group=3: expected the name of a group"),

@@ -128,7 +128,7 @@ def fold_splits(data: Mapping[str, Any]) -> dict[str, Any]:
             f"run; set {argument('splits.val', None)}, which leaves its rows unused, or, for a file without groups, "
             f"{argument('split_ratio', '80/0/20')}"
         )
-    pool = dict(split_of(splits, "train"))
+    pool = dict(split_of(splits, "train", in_table=True))  # a file's group is checked when it is read
     if ratio is None and pool.get("rows") is not None and by not in ("random", pool.get("by")):
         raise ConfigError(
             f"{argument('split_by', by)}: the rows of test would be shuffled in another way, so they could be in a "

@@ -247,8 +247,9 @@ def unreadable(what: object, error: BaseException, done: str = "read") -> Config
     return ConfigError(f"{what}: cannot be {done} ({said.splitlines()[0]}): {hint}")
 
 
-def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapping[str, Any]:
-    """Return the entry of a split. Raise ConfigError if it is missing, null or invalid."""
+def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str, in_table: bool = False) -> Mapping[str, Any]:
+    """Return the entry of a split. Raise ConfigError if it is missing, null or invalid. in_table: the group may be
+    None, because a table has no groups."""
     if not isinstance(splits, Mapping):
         example = as_typed({"train": {"group": "train"}, "val": None})
         raise ConfigError(f"{argument('splits')}={splits}: expected a mapping, such as {example}")
@@ -271,9 +272,8 @@ def split_of(splits: Mapping[str, Mapping[str, Any] | None], split: str) -> Mapp
         raise ConfigError(f"{key}.seed={seed}: must be a whole number, or {as_typed(None)}")
     if entry.get("fold") not in (None, "train", "val"):
         raise ConfigError(f"{key}.fold={entry['fold']}: must be train, val or {as_typed(None)}")
-    # None: the rows of a table, which has no groups
-    if "group" not in entry or not isinstance(group := entry["group"], str | None):
-        what = f".group={group}: expected the name of a group" if "group" in entry else " has no group"
+    if "group" not in entry or not isinstance(group := entry["group"], str | None if in_table else str):
+        what = f".group={as_typed(group)}: expected the name of a group" if "group" in entry else " has no group"
         raise ConfigError(f"{key}{what}; for the file's root, write '/'")
     return entry
 
