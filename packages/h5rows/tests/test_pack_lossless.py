@@ -356,6 +356,8 @@ def numbers() -> np.ndarray:
 
 @pytest.mark.slow
 def test_a_mask_keeps_its_class_numbers(tmp_path: Path, numbers: np.ndarray) -> None:
+    from PIL import Image
+
     for k in range(3):
         mask(tmp_path / f"in/{k}.png", (numbers + k) % 4, COLOURS[: 12 if k else 24])
     for options in ({}, {"mode": "P"}, {"size": (16, 12)}, {"variable": True}):
@@ -376,6 +378,10 @@ def test_a_mask_keeps_its_class_numbers(tmp_path: Path, numbers: np.ndarray) -> 
     assert account.exit_status == 0
     with packed(tmp_path / "in", mode="RGB")[0] as file:
         assert np.array_equal(file["image"][0].transpose(1, 2, 0), np.reshape(COLOURS, (4, 3))[numbers])
+    for k, mode in enumerate("L1"):  # white was 255 in the first, and 1 in the second
+        Image.new(mode, (6, 8), 255).save(tmp_path / f"in/gray{k}.png")
+    with pytest.raises(ConfigError, match=r"gray1.png: is an image of mode 1, but gray0.png is L; .*save all in one"):
+        packed(tmp_path / "in", mode="P")
 
 
 @pytest.mark.slow
@@ -544,10 +550,12 @@ def test_what_is_no_array_of_a_file_is_named(tmp_path: Path) -> None:
         archive.writestr("notes.txt", "words")
     account = packed(tmp_path / "a.npz")[1]
     assert account.lines() == ["left out: 1 members: notes.txt (not .npy)"]
-    (tmp_path / "in").mkdir()
-    for name in ("1.tar", "labels.csv", ".hidden.tar", ".DS_Store"):
+    (tmp_path / "in/_temporary").mkdir(parents=True)
+    for name in ("1.tar", "labels.csv", ".hidden.tar", ".DS_Store", "_temporary/2.tar"):
         write_tar(tmp_path / "in" / name, [("0.cls", b"1")])
-    account = packed(tmp_path / "in", format="webdataset")[1]
+    file, account = packed(tmp_path / "in", format="webdataset")
+    with file:
+        assert [len(rows) for rows in file.values()] == [1]
     assert account.lines() == ["left out: 1 files: labels.csv (not .tar)"]
     for pattern, status in (("*.tsv", LEFT_OUT), ("*.csv", 0)):
         assert packed(tmp_path / "in", format="webdataset", ignore=(pattern,))[1].exit_status == status

@@ -28,6 +28,7 @@ class ImageDecoder:
         self.auto, self.exif = options.mode == AUTO, options.exif
         self.palette: np.ndarray | None = None  # (n, 3) uint8, of the first image of mode P
         self.first: object = None
+        self.gray: tuple[str, object] | None = None  # mode and name of the first gray image, with mode P
         need("PIL.Image", "reading images", "pillow")
         if self.variable and self.size:
             raise ConfigError("variable=True keeps the size of each image, but size= resizes them: remove one of them")
@@ -82,6 +83,10 @@ class ImageDecoder:
     def _check_palette(self, image: Any, name: object) -> None:
         """Raise BadSample if the image has no palette, or another one. With --mode P gray values count as indices."""
         if image.mode in ("1", "L") and not self.auto:
+            self.gray = self.gray or (image.mode, name)
+            if image.mode != self.gray[0]:
+                why = f"but {self.gray[1]} is {self.gray[0]}; white is 1 in mode 1, 255 in mode L: save all in one mode"
+                raise BadSample(name, f"is an image of mode {image.mode}, {why}")
             return
         if image.mode != "P":
             remedy = "mode='RGB' packs the colors" + "; mode='P' the gray values" * (image.mode == "L")
