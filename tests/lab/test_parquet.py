@@ -313,6 +313,7 @@ def test_shards_of_a_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     memory, table = fsspec.filesystem("memory"), whole(folder)
     for file in folder.rglob("*.parquet"):
         memory.pipe(f"/set/{file.name}", file.read_bytes())
+        memory.pipe(f"/set/_temporary/0/{file.name}", file.read_bytes())  # of a job that failed; it was read, too
     order = [pq.read_table(file) for file in sorted(folder.rglob("*.parquet"), key=lambda file: file.name)]
     for path in ("memory://set", "memory://set/part-*.parquet"):
         data = Parquet(path, FIELDS, ALL, "train")
@@ -435,6 +436,7 @@ def test_shards_that_are_missing_are_named_in_the_log(folder: Path, tmp_path: Pa
         (tmp_path / f"{name}.parquet").symlink_to(next(folder.rglob("*.parquet")))
     (tmp_path / "__MACOSX").mkdir()
     (tmp_path / "__MACOSX/._val-00000-of-00001.parquet").touch()  # of a zip file; it was read, and is no Parquet file
+    (tmp_path / "_SUCCESS.parquet").touch()
     assert opened(tmp_path).describe()[1:] == [
         f"{tmp_path}/part_*-of-9: has 1 of 9 shards, without number 0",
         f"{tmp_path}/train-*-of-00004: has 2 of 4 shards, without number 1",

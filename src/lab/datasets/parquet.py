@@ -42,6 +42,7 @@ from samebits.files import amount, in_words
 from samebits.schema import Count, NotNegativeInt
 
 WINDOW, LEAST_GROUPS = 256 << 20, 4  # row groups to shuffle together: so many decoded bytes, but at least 4 groups
+HIDDEN = re.compile("/[._]")  # as for Spark and Arrow, whose jobs write to _temporary/
 TRIES = 3  # how often a read from a server is tried
 
 
@@ -350,19 +351,20 @@ def _open(names: tuple[str, ...], where: str, stamps: tuple[Any, ...]) -> Files:
 
 
 def listed(path: str) -> list[str]:
-    """Return the Parquet files of a folder, without hidden ones, a pattern, a file or a URL of one of these, sorted."""
+    """Return the Parquet files of a folder, without HIDDEN ones, a pattern, a file or a URL of one of these, sorted."""
     if is_remote(path):
         system, inner = _system(path)
         try:
             if any(c in inner for c in "*?["):
                 found = system.glob(inner)
             else:
-                found = [inner] if inner.endswith(".parquet") else system.find(inner)
+                below = [inner] if inner.endswith(".parquet") else system.find(inner)
+                found = [name for name in below if not HIDDEN.search(f"/{name.removeprefix(inner)}")]
         except Exception as error:
             raise ConfigError(f"data.path={path}: cannot be listed: {_line(error)}") from None
         found = [system.unstrip_protocol(name) for name in found]
     elif Path(path).is_dir():
-        found = [str(file) for file in Path(path).rglob("*.parquet") if "/." not in f"/{file.relative_to(path)}"]
+        found = [str(file) for file in Path(path).rglob("*.parquet") if not HIDDEN.search(f"/{file.relative_to(path)}")]
     else:
         found = [path] if Path(path).is_file() else glob(path, recursive=True)
     if not (found := sorted(name for name in found if name.endswith(".parquet") or name == path)):

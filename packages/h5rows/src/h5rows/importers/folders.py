@@ -29,7 +29,7 @@ def walk(root: Path, external: str, hidden: bool = False) -> Iterator[tuple[str,
         if (first := met.setdefault(_identity(folder), folder)) != folder:
             raise ConfigError(printable(f"{folder} is a link to {first}, which was already read; remove the link"))
         if not hidden:
-            names[:] = [n for n in names if not n.startswith(".")]
+            names[:] = [n for n in names if not n.startswith(".") and n != "_temporary"]  # of Spark's running jobs
             files = [f for f in files if not f.startswith(".")]
         names.sort()
         files.sort()
