@@ -132,22 +132,22 @@ class Sparse(Made):
         super().__init__(values, (len(starts) - 1, width), values.dtype, "sparse")
         self.columns, self.starts, self.chunk_rows, self.where = columns, starts, 1, where
 
+    @staticmethod
+    def inside(indices: np.ndarray, count: int, where: str) -> np.ndarray:
+        """Return the indices of stored values. Raise ConfigError unless they are in 0..count-1."""
+        if len(indices) and (indices.min() < 0 or indices.max() >= count):
+            raise ConfigError(f"{where}: its indices must be in 0..{count - 1}; write the file again")
+        return indices
+
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return dense rows (B, width)."""
         begin, count = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
         stored = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(count.sum())  # indices of the entries
         out = np.zeros((len(rows), self.shape[1]), self.dtype)
-        columns = inside(self.columns.read(stored), self.shape[1], self.where)
+        columns = self.inside(self.columns.read(stored), self.shape[1], self.where)
         places = np.repeat(np.arange(len(rows)), count) * self.shape[1] + columns
         np.add.at(out.reshape(-1), places, self.inner.read(stored))  # duplicate entries are summed, as in SciPy
         return out
-
-
-def inside(indices: np.ndarray, count: int, where: str) -> np.ndarray:
-    """Return the indices of stored values. Raise ConfigError unless they are in 0..count-1."""
-    if len(indices) and (indices.min() < 0 or indices.max() >= count):
-        raise ConfigError(f"{where}: its indices must be in 0..{count - 1}; write the file again")
-    return indices
 
 
 class Vector(Made):

@@ -28,19 +28,7 @@ import h5py
 import numpy as np
 
 from h5rows.conventions.cf import Packing, packing_of, rows_of_dimension
-from h5rows.conventions.derived import (
-    Columns,
-    Indexed,
-    Listed,
-    Longer,
-    Mask,
-    Numbers,
-    Sparse,
-    Turned,
-    Unpacked,
-    Vector,
-    inside,
-)
+from h5rows.conventions.derived import Columns, Indexed, Listed, Longer, Mask, Numbers, Sparse, Turned, Unpacked, Vector
 from h5rows.conventions.detect import attribute, kind_of
 from h5rows.errors import ConfigError, argument
 from h5rows.reading.external import REFUSE_EXTERNAL
@@ -304,9 +292,9 @@ class Opened:
             if size > self.cache.max_bytes:
                 what = f"{where} is stored by columns (CSC), and converting it takes {size / 1e6:,.0f} MB of memory"
                 raise ConfigError(f"{what} - set {argument('cache_mb')}={-(-size >> 20)}, or write X as CSR")
-            held, starts = by_rows(values.column(), inside(columns.column(), count, where), starts, count)
+            held, starts = by_rows(values.column(), Sparse.inside(columns.column(), count, where), starts, count)
             return Sparse(Numbers(held[0]), Numbers(held[1]), starts, width, where)
-        inside(columns.read(np.arange(min(len(columns), _LOOKED_THROUGH))), width, where)
+        Sparse.inside(columns.read(np.arange(min(len(columns), _LOOKED_THROUGH))), width, where)
         return Sparse(values, columns, starts, width, where)
 
     def _nullable(self, group: h5py.Group, key: str, missing: float | str, where: str) -> Any:
