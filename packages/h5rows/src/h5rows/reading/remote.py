@@ -115,7 +115,7 @@ def check_size(source: Source) -> None:
 def _fetch(source: Source, path: Path, between: Between) -> None:
     part, name = path.with_name(f"{path.name}.part"), shown(source.url)
     # a download is continued only if the version is known: another file may have the same size
-    with open(part, "wb" if source.version == str(source.size) else "ab") as file:
+    with open(part, "wb" if source.version == f"{source.size} None" else "ab") as file:
         first = here = os.fstat(file.fileno()).st_size  # of an interrupted download
         missing, free = source.size - here, shutil.disk_usage(path.parent).free
         if free < missing:

@@ -71,8 +71,8 @@ def pause(url: str, error: Failed, failures: int, tries: int = TRIES) -> None:
 class Http:
     """A file on a web server.
 
-    version: differs if the file differs; only the size if the server says no more. ranged: the server can send a part
-    without the bytes before it.
+    version: differs if the file differs; "<size> None" if the server sends neither ETag nor date. ranged: the server can
+    send a part without the bytes before it.
     """
 
     def __init__(self, url: str) -> None:
@@ -120,7 +120,7 @@ class Http:
         if not size.isdigit() or answer.headers.get("Content-Encoding", "identity") != "identity":
             what = "the server does not send its size, or compresses it; download it yourself, and give the file"
             raise ConfigError(f"{shown(self.url)}: {what}")
-        return int(size), f"{size} {answer.headers.get('ETag') or answer.headers.get('Last-Modified') or ''}".rstrip()
+        return int(size), f"{size} {answer.headers.get('ETag') or answer.headers.get('Last-Modified')}"
 
     @contextmanager
     def _answer(self, begin: int, end: int) -> Iterator[Any]:
