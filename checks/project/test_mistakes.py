@@ -310,6 +310,7 @@ VALUES = [
     row("trainer.early_stop_patience=2 trainer.eval_every=null", "trainer.early_stop_patience: needs evaluations, but trainer.eval_every is null - set it"),
     row("monitor.key=val/acuracy", "monitor.key: no score 'val/acuracy' - did you mean val/accuracy? (scores: val/loss, val/accuracy)"),
     row("monitor.key=val/accuracy", "monitor.mode=min: val/accuracy is better if higher - set monitor.mode=max"),
+    row("experiment=digits monitor.key=val/loss", "monitor.mode=max: val/loss is better if lower - set monitor.mode=min"),
     row("task=regression monitor.key=val/mae monitor.mode=max", "monitor.mode=max: val/mae is better if lower - set monitor.mode=min"),
     row("trainer.ddp.comm_hook=fp16", "trainer.ddp.comm_hook='fp16': has no effect with trainer=single, only with ddp - remove it"),
     row("trainer.ddp.static_graph=true", "trainer.ddp.static_graph=true: has no effect with trainer=single, only with ddp - remove it"),

@@ -256,10 +256,9 @@ def _check_monitor(monitor: MonitorConfig, values: dict[str, Any]) -> None:
 
 def _check_mode(monitor: MonitorConfig, values: dict[str, Any]) -> None:
     name = monitor.key.split("/")[1]
+    higher = False if name == "loss" else None
     if node := (values["task"].get("metrics") or {}).get(name):
         higher = getattr(locate(PROJECT, node["_target_"], f"task.metrics.{name}"), "higher_is_better", None)
-        if higher is (monitor.mode == "min"):
-            better, mode = ("higher", "max") if higher else ("lower", "min")
-            raise ConfigError(
-                f"monitor.mode={monitor.mode}: {monitor.key} is better if {better} - set monitor.mode={mode}"
-            )
+    if higher is (monitor.mode == "min"):
+        better, mode = ("higher", "max") if higher else ("lower", "min")
+        raise ConfigError(f"monitor.mode={monitor.mode}: {monitor.key} is better if {better} - set monitor.mode={mode}")

@@ -20,6 +20,10 @@ from lab.state import model_or_average
 from samebits.checkpoints import load_checkpoint
 from samebits.testing import assert_equal, last_checkpoint, metrics, result, start_run
 
+WORST = (  # the highest loss is the best
+    "+task.metrics.nll={_target_: lab.losses.cross_entropy.CrossEntropy, label_smoothing: 0.0}",
+    "monitor.key=val/nll", "monitor.mode=max",
+)  # fmt: skip
 SHORT = (*QUICK, "trainer.max_steps=6", "trainer.eval_every=3", "trainer.log_every=2", "trainer.global_batch_size=66")
 
 
@@ -135,7 +139,7 @@ def test_the_evaluated_model_at_the_end_is_the_best(tmp_path: Path, use: Callabl
     options = [option for option in SHORT if not option.startswith("model.")]
     run = start_run(
         tmp_path, *options, "model=resnet", "model.width=4", "model.blocks=[1]", "trainer.ema_decay=0.5",
-        "trainer.max_eval_batches=1", "monitor.key=val/loss", "monitor.mode=max",
+        "trainer.max_eval_batches=1", *WORST,
     )  # fmt: skip
     assert result(run)["best_step"] == 3
     best = load_checkpoint(run / result(run)["best_checkpoint"])["ema"]

@@ -99,7 +99,9 @@ def test_pruning_with_other_tasks_optimizers_and_models(tmp_path: Path, options:
 
 def test_the_best_model_is_as_sparse_as_the_last(tmp_path: Path) -> None:
     """Even if a denser one had a better score: here a higher loss, as nothing is learned."""
-    run = start_run(tmp_path, *SMALL, *PRUNED, "optim.lr=1e-9", "monitor.mode=max", "trainer.eval_every=2")
+    loss = "+task.metrics.nll={_target_: lab.losses.cross_entropy.CrossEntropy, label_smoothing: 0.0}"
+    worst = (loss, "monitor.key=val/nll", "monitor.mode=max", "optim.lr=1e-9", "trainer.eval_every=2")
+    run = start_run(tmp_path, *SMALL, *PRUNED, *worst)
     best = load_checkpoint(max((run / "checkpoints").glob("best_*.pt")))
     assert best["step"] > 6
     assert min(zeros(best["model"])) > 0.79

@@ -339,7 +339,7 @@ def test_a_search_follows_such_a_score() -> None:
     pytest.importorskip("torchmetrics")
     from omegaconf import OmegaConf
 
-    cfg: Mapping[str, Any] = OmegaConf.to_container(compose(*RUN))  # type: ignore[assignment]
+    cfg: Mapping[str, Any] = OmegaConf.to_container(compose(*RUN, "monitor.key=val/f1"))  # type: ignore[assignment]
     assert {"val/f1", "val/confusion", "test/f1", "test/confusion"} <= {*PROGRAM.scores(cfg, "val", "test")}
 
 
@@ -347,7 +347,13 @@ def test_a_search_follows_such_a_score() -> None:
 def test_runs_with_other_ranks_have_these_scores(tmp_path: Path) -> None:
     """Two validation samples for three ranks."""
     pytest.importorskip("torchmetrics")
-    few = (*RUN, "data.splits.val.rows=[0,0.01]", "trainer.max_steps=6", "trainer.global_batch_size=66")
+    few = (
+        *RUN,
+        "monitor.key=val/f1",
+        "data.splits.val.rows=[0,0.01]",
+        "trainer.max_steps=6",
+        "trainer.global_batch_size=66",
+    )
     one = scores(start_run(tmp_path / "1", *few))
     three = scores(start_run(tmp_path / "3", *few, *WAYS["3 ranks"]))
     assert {"val/loss", "test/loss", "val/f1"} <= one.keys() == three.keys()

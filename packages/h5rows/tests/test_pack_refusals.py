@@ -119,7 +119,7 @@ def test_files_of_splits_and_of_none(tmp_path: Path) -> None:
     for name in ("train-0.txt", "test-0.txt", "more.txt"):
         (tmp_path / name).write_text(name)
     both = f"{tmp_path} has files of the splits ['test', 'train'] and also {tmp_path}/more.txt, of none"
-    assert refused(tmp_path) == f"{both}: move it, or begin its name with train, val or test"
+    assert refused(tmp_path) == f"{both}: begin its name with train, val or test, or rename the others"
 
 
 # -- tar

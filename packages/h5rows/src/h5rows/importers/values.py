@@ -287,7 +287,7 @@ def files_by_split(path: Path, kinds: Sequence[str], external: str, account: Acc
     splits = [split_of(f.relative_to(path).parts if path.is_dir() else (f.name,)) for f in files if f != path] or [""]
     if "" in splits and any(splits):
         what = f"{path} has files of the splits {sorted({*splits} - {''})} and also {files[splits.index('')]}, of none"
-        raise ConfigError(f"{what}: move it, or begin its name with train, val or test")
+        raise ConfigError(f"{what}: begin its name with train, val or test, or rename the others")
     return {split: [f for f, s in zip(files, splits, strict=True) if s == split] for split in dict.fromkeys(splits)}
 
 

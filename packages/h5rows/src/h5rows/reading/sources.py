@@ -71,8 +71,8 @@ def pause(url: str, error: Failed, failures: int, tries: int = TRIES) -> None:
 class Http:
     """A file on a web server.
 
-    version: differs if the file differs; "<size> None" if the server sends neither ETag nor date. ranged: the server can
-    send a part without the bytes before it.
+    version: differs if the file differs; "<size> None" if the server sends neither ETag nor date. ranged: the server
+    can send a part without the bytes before it.
     """
 
     def __init__(self, url: str) -> None:
