@@ -221,6 +221,7 @@ OF_THE_COMMAND = [
     row("-m seed=1,2 hydra.sweep.subdir=x", "hydra.sweep.subdir=x: has no effect, as a job's directory is named by its values - remove it; hydra.sweep.dir sets the sweep's directory"),
     row("-m seed=1,2 sweep.fail_fast=true,false", "sweep.fail_fast=true,false: cannot be swept, give one value (quote text that contains commas)"),
     row("-m seed=1,2 optim.lr=1,2,3 sweep.zip=seed,optim.lr", "sweep.zip: seed has 2 values (1, 2), but optim.lr has 3 values (1, 2, 3) - give both the same number of values"),
+    row("-m hydra/sweeper=optuna hydra/launcher=pool hydra.launcher.jobs_at_once=4 'seed=range(3)'", "hydra.launcher.jobs_at_once=4: has no effect on a search - set hydra.sweeper.n_jobs, which is 1", SEARCHES),
     row("-m seed=1,2 optim.lr=1,2 sweep.zip=seed,optim.lr hydra/sweeper=optuna", "sweep.zip: only for a sweep over all combinations, has no effect on a search - remove it, or write an experiment for each pair and search experiment=choice(a,b)", SEARCHES),
     row("seed=1 sweep=lr", "sweep=lr: only for a multirun - add -m"),
     row("-m sweep.retyr_failed=true", "sweep.retyr_failed: no such key - did you mean sweep.retry_failed? (sweep has: name, retry_failed, fail_fast, zip, job)"),

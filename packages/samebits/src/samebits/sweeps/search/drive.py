@@ -34,7 +34,7 @@ from samebits.sweeps.screen import table
 from samebits.sweeps.search import objectives as objective_values
 from samebits.sweeps.search.methods import Methods
 from samebits.sweeps.search.pruning import TRIAL
-from samebits.sweeps.search.space import Space, parse
+from samebits.sweeps.search.space import parse
 from samebits.sweeps.search.storage import quiet
 from samebits.sweeps.search.study import WHY, Search
 
@@ -75,13 +75,19 @@ def run_search(
             "experiment for each pair and search experiment=choice(a,b)"
         )
     config = typed(SearchConfig, {k: plain(v) for k, v in options.items()}, "hydra.sweeper")
+    given, at_once = plain(master.hydra.overrides.hydra, resolve=False), "hydra.launcher.jobs_at_once"
+    asked = next((text for text in given if text.lstrip("+").startswith(f"{at_once}=")), f"{at_once}={config.n_jobs}")
+    if config.n_jobs is not None and asked != f"{at_once}={config.n_jobs}":
+        raise ConfigError(f"{asked}: has no effect on a search - set hydra.sweeper.n_jobs, which is {config.n_jobs}")
     own = [text for text in arguments if text.lstrip("+~").partition("=")[0].partition(".")[0] not in NEVER_COMPARED]
     space = parse([*(f"{k}={v}" for k, v in (config.params or {}).items()), *own], loader)
     composer = Composer(project, loader, master, Path(master.hydra.runtime.cwd), ledger.directory, space.keys)
     methods = Methods(project, config, space)
     if any(not job.key.startswith(TRIAL_KEY) for job in ledger.jobs):
         raise ConfigError(f"sweep={ledger.name}: is a sweep, not a search - give the search another name")
-    base = checked_corners(space, composer, all_of_them=not ledger.jobs)
+    # check every choice and both ends of every range; if trials exist, only the first config
+    corners = islice(space.corners(), 1 if ledger.jobs else None)
+    base, *_ = [composer.job(n, trial_key(n), space.overrides(values)) for n, values in enumerate(corners)]
     if folds := [key for key in space.keys if (count := folds_of(key)) and at(base, count.split("."))]:
         what = f"{space.typed.get(folds[0], folds[0])}: a search would take the fold for a hyperparameter"
         raise ConfigError(f"{what} - search with one fold, then sweep the folds of the best configurations")
@@ -104,14 +110,6 @@ def run_search(
             reason = one_line(getattr(cause, "orig", None) or cause)
             raise RunFailed(f"hydra.sweeper.storage: {reason}; fix this, then repeat the command to resume") from error
         conclude(study, ledger, stopped, changed=to_run)
-
-
-def checked_corners(space: Space, composer: Composer, all_of_them: bool) -> dict[str, Any]:
-    """Check configs that cover every choice and both ends of every range; only the first one unless all_of_them. Return
-    the first one."""
-    corners = islice(space.corners(), None if all_of_them else 1)
-    first, *_ = [composer.job(n, trial_key(n), space.overrides(values)) for n, values in enumerate(corners)]
-    return first
 
 
 class Drive:
