@@ -23,6 +23,7 @@ from running import limit
 
 from h5rows.dataset import Dataset, _ShardRows
 from h5rows.errors import ConfigError
+from h5rows.integration import reading_once
 from h5rows.reading import fields, filters
 
 SRC = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -390,6 +391,14 @@ def test_the_rows_that_a_swmr_writer_has_appended_to_all_fields(
         assert data.column("y").tolist() == expected
         unread = ["rows are not read, because another field has fewer" in line for line in data.describe()]
         assert unread == [False, True]
+    shares = {name: {"group": "/", "rows": rows} for name, rows in {"train": [0, 0.5], "val": [0.5, 1]}.items()}
+    with reading_once():  # the shares were of other numbers of rows, and overlapped
+        train = Dataset(paths, {"x": "x"}, "train", shares, swmr=True)
+        with h5py.File(paths[0], "a") as file:
+            del file["x"]
+            file["x"] = values
+        assert Dataset(paths, {"x": "x"}, "val", shares, swmr=True).shared_rows(train) == 0
+    assert len(Dataset(paths, {"x": "x"}, "val", shares, swmr=True)) > len(train)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from h5rows.reading.memory import check_memory
 from h5rows.reading.opening import groups_of, named, names_of, split_of
 from h5rows.reading.raw import ChunkCache
 from h5rows.reading.readers import MappedShards
-from h5rows.reading.shared import coded, once
+from h5rows.reading.shared import coded, kept, once
 from h5rows.reading.stored import cached_property
 from h5rows.row_sets import Block, RowSet, count_below, count_shared, rows_of_shards, rows_within
 from h5rows.selection import check_folds, fold_rows, groups_in_share, share_of_rows
@@ -154,7 +154,7 @@ class Dataset:
                         what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
                         remedy = "to remove such rows, or a number, such as -1, to replace the class"
                         raise ConfigError(f"{what}: set {override('missing', {field: 'drop'})} {remedy}")
-            rows = self._common_length(file_name, swmr)
+            rows = self._common_length(file_name, swmr, repr((file_name, entry["group"], named)))
             chosen: np.ndarray | range = range(rows)
             if entry.get("index") is not None:
                 key = argument(f"splits.{split}.index")
@@ -264,10 +264,11 @@ class Dataset:
         distinct, codes = once(self._files, known, read, reading.swmr, reading.external)
         return distinct, codes if self._rows is None else codes[np.asarray(self._rows)]
 
-    def _common_length(self, path: str, swmr: bool) -> int:
+    def _common_length(self, path: str, swmr: bool, key: str) -> int:
         rows = {field: len(shards[-1]) for field, shards in self._fields.items()}
-        if swmr:  # a writer appends to one field after the other
-            return min(rows.values())
+        if swmr:  # a writer appends to one field after the other, and while other splits and processes open the file
+            found, block = [np.array(min(rows.values()))], kept()
+            return int((found if block is None else block.find(key, lambda: found))[0])
         if len(set(rows.values())) > 1:
             raise ConfigError(f"{path}: fields have different numbers of rows: {rows}; they must be equal in a split")
         return next(iter(rows.values()))

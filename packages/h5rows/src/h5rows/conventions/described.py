@@ -93,7 +93,7 @@ class _Remembered(OrderedDict[tuple[str, How], _File]):
 
     def find(self, path: str, how: How) -> _File | None:
         """Return what is remembered of a file."""
-        return self.get((path, how)) or (kept() or {}).get((path, how))
+        return self.get((path, how)) or (kept() or dict[Any, Any]()).get((path, how))
 
     def put(self, path: str, how: How, known: _File, nbytes: int) -> None:
         """Remember a file, unless it changed recently. nbytes: the memory of its tables and arrays."""
