@@ -423,7 +423,7 @@ YAMLS = [
         }.items(), cycle(("", "null")))
     ),
     # keys of the group are suggested for a typo only
-    row("+data.splits=3", "data.splits: lab.datasets.synthetic.Synthetic does not accept 'splits' (accepts: [...])"),
+    row("+data.splits=3", "data.splits: lab.datasets.synthetic.Synthetic does not accept 'splits' - remove it, or add ~data.splits if a yaml sets it (accepts: [...])"),
     row("+data.split_buy=3", "data.split_buy: [...] - did you mean [...]split_by[...]"),
     # a yaml without the defaults of its group
     in_yaml("data/new", OWN_DATA, "data/order: is not in the defaults list of the chosen data - add it with a plus, +data/order=..., or to the defaults list of its yaml", "data/order=sequential"),

@@ -285,18 +285,18 @@ def _check_keywords(
             accepts = [n for n in (*named, *own) if n not in given]
             # a key of the group, which is not an argument, only for a typo: split_by is no remedy for splits
             close = [n for n in accepts if n in named or one_typo(name, n)]
-            hint = f" - did you mean {match!r}?" if (match := nearest(name, close)) else ""
-            hint = f" - {TYPED[name]}" if name in TYPED else hint
+            match, remove = nearest(name, close), f"remove it, or add ~{join(key, name)} if a yaml sets it"
+            hint = TYPED.get(name, f"did you mean {match!r}?" if match else remove)
             raise ConfigError(
-                f"{join(key, name)}: {path} does not accept {name!r}{hint} (accepts: {', '.join(accepts) or 'nothing'})"
+                f"{join(key, name)}: {path} does not accept {name!r} - {hint} "
+                f"(accepts: {', '.join(accepts) or 'nothing'})"
             )
     for name in given:
         if name not in named and not open_ended and not node.get("_partial_"):
             raise ConfigError(f"{join(key, '_target_')}: {path} does not accept {name!r}, which the run passes")
     if not node.get("_partial_"):
-        for name in _missing(named, {**keywords, "_args_": node.get("_args_", ())}):
-            if name not in given:
-                raise ConfigError(f"{join(key, name)}: {path} requires {name!r} - set {join(key, name)}=...")
+        for name in _missing(named, {**keywords, **dict.fromkeys(given), "_args_": node.get("_args_", ())}):
+            raise ConfigError(f"{join(key, name)}: {path} requires {name!r} - set {join(key, name)}=...")
     _check_types(project, target, keywords, key)
 
 
