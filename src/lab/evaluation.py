@@ -168,9 +168,10 @@ def score_split(model: nn.Module, state: TrainState, split: str, loader: Loader,
                 metric.write(run.directory / f"{split}_{name}")
     compile_report(run.logger.say)
     scores = {f"{split}/{name}": value for name, value in scores.items()}
-    before = _nan_scores(run.logger.latest(f"{split}/"))  # so that a score that stays NaN has one line
-    if new := [key for key in _nan_scores(scores) if key not in before]:
-        run.logger.warn(f"step {state.step}: these scores are NaN: {', '.join(new)}")
+    if nan := _nan_scores(scores):
+        before = _nan_scores(run.logger.latest(f"{split}/"))  # so that a score that stays NaN has one line
+        if new := [key for key in nan if key not in before]:
+            run.logger.warn(f"step {state.step}: these scores are NaN: {', '.join(new)}")
     return scores
 
 

@@ -85,7 +85,7 @@ def cut_at(run_dir: Path, step: int) -> None:
     """As if the run had been killed after `step` had been saved."""
     for path in (run_dir / "checkpoints").iterdir():
         if int(path.stem.split("_")[1]) > step:
-            shutil.rmtree(path)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def fsdp_config(**values: Any) -> Any:

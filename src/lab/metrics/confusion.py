@@ -64,8 +64,10 @@ class Confusion(SummedMetric):
 
     def mean_of_classes(self, share: Tensor, whole: Tensor) -> float:
         """Return the mean of share / whole, both (C,), over the classes with whole > 0, except ignore_index."""
-        classes = [c for c in whole.nonzero().flatten().tolist() if c != self.ignore_index]
-        return (share / whole)[classes].mean().item()
+        counts = whole > 0
+        if self.ignore_index in range(self.num_classes):
+            counts[self.ignore_index] = False
+        return (share / whole)[counts].mean().item()
 
 
 class MacroF1(Confusion):
