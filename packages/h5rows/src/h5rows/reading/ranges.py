@@ -487,7 +487,8 @@ def described(urls: Sequence[str], cache_gb: float) -> list[RangedFile]:
         if source is None:
             raise ConfigError(f"{shown(url)}: cannot be reached")
         if not source.ranged:
-            raise ConfigError(f"{shown(url)}: its server cannot send parts of files; set {argument('cache_gb', None)}")
+            why = "its server cannot send parts of files, or sends neither ETag nor date"
+            raise ConfigError(f"{shown(url)}: {why}; set {argument('cache_gb', None)}")
         file = ranged_file(url, source.version, source.size, limit)
         file.advise(np.array([0, max(0, source.size - 1)]), np.array([1, 1]))
         return file

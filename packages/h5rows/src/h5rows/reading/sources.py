@@ -71,8 +71,8 @@ def pause(url: str, error: Failed, failures: int, tries: int = TRIES) -> None:
 class Http:
     """A file on a web server.
 
-    version: differs if the file differs; "<size> None" if the server sends neither ETag nor date. ranged: the server
-    can send a part without the bytes before it.
+    version: differs if the file differs; "<size> None" if the server sends neither ETag nor date. ranged: parts can be
+    read without the bytes before them.
     """
 
     def __init__(self, url: str) -> None:
@@ -90,17 +90,18 @@ class Http:
             if parts.scheme == "https" and (known := netrc.netrc().hosts.get(host)):
                 self._login = "Basic " + base64.b64encode(f"{known[0]}:{known[2]}".encode()).decode()
         with self._answer(0, 1) as answer:
-            self.ranged = answer.status == 206
             self.size, self.version = self._identity(answer)
+            # parts of two versions could be mixed if the server does not tell them apart
+            self.ranged = answer.status == 206 and self.version != f"{self.size} None"
 
     def pieces(self, begin: int, end: int) -> Iterator[bytes]:
         """Yield the bytes begin..end in pieces as they are received. Safe from several threads."""
         with self._answer(begin, end) as answer:
             if self._identity(answer) != (self.size, self.version):
                 raise _changed(self.url)
-            at = came = begin if self.ranged else 0
+            at = came = begin if answer.status == 206 else 0
             since = time.monotonic()
-            if self.ranged and not answer.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
+            if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
                 raise Failed(f"the answer does not begin at byte {begin}")
             while at < end:
                 piece = answer.read1(min(PIECE, end - at))
