@@ -131,8 +131,8 @@ def contents(root: Path) -> dict[str, tuple[str, bytes]]:
         found[name] = (version, wheel.read_bytes())
     for page in sorted(root.glob("packages/*/src/*/__init__.py")):
         if said := VERSION.search(page.read_text(encoding="utf-8")):
-            files = sorted(path for path in page.parents[2].rglob("*") if path.is_file() and path.suffix != ".pyc")
-            found[page.parent.name] = (said[1], b"".join(path.read_bytes() for path in files))
+            files = sorted(f for f in page.parents[2].rglob("*") if not re.search(r"\.(pyc|egg-info)/", f"{f}/"))
+            found[page.parent.name] = (said[1], b"".join(file.read_bytes() for file in files if file.is_file()))
     return found
 
 
