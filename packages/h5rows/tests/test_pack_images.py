@@ -139,6 +139,7 @@ def test_corrupt_and_foreign_files(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["a/1.png", "b/"], r"in/b contains no images"),
         (["a/1.png", "2.png"], r"mixes class folders and files without a class, such as '2.png'"),
+        (["train/\u00e9/1.png", "val/e\u0301/1.png"], "names of classes differ only in their Unicode form"),
         (["train/a/1.png", "rest/a/1.png"], r"also the folder 'rest'"),
         (["val/a/1.png", "valid/a/1.png"], r"two folders have the same split"),
         (["train/a/1.png", "test/"], r"in/test contains no images"),

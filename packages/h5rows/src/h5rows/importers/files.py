@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -27,10 +28,9 @@ class FileSource(SampleSource):
         self, root: Path, options: PackOptions, suffixes: Collection[str], name: str, decode: Callable[..., np.ndarray]
     ) -> None:
         self.root, self.name, self.decode = root, name, decode
+        kinds = " ".join(sorted(suffixes))
         if not root.is_dir():
-            raise ConfigError(
-                f"{root} is a file; give a folder with one file per sample ({' '.join(sorted(suffixes))})"
-            )
+            raise ConfigError(f"{root} is a file; give a folder with one file per sample ({kinds})")
         found = self._find(suffixes, options.external)
         words = split_words(root, {folders[0] for folders, _ in found if folders})
         if words:
@@ -39,15 +39,16 @@ class FileSource(SampleSource):
                     self.account.leave("files", file, "not in the folder of a split")
             found = [(folders, file) for folders, file in found if folders]
         if not found:
-            raise ConfigError(f"{root} contains no files of this kind ({' '.join(sorted(suffixes))})")
-        self.files = [file for _, file in found]
-        # the files of each split are consecutive
+            raise ConfigError(f"{root} contains no files of this kind ({kinds})")
+        self.files = [file for _, file in found]  # those of each split are consecutive
         self.splits = ranges(Counter(words[folders[0]] if words else "" for folders, _ in found))
         labels = ["".join(folders[bool(words) :][:1]) for folders, _ in found]
         classes = sorted(set(labels))
         if "" in classes and len(classes) > 1:
             what = f"{root} mixes class folders and files without a class, such as {self.files[labels.index('')]!r}"
             raise ConfigError(f"{what}; move them into a folder")
+        if len({normalize("NFC", label) for label in classes}) < len(classes):  # macOS writes NFD
+            raise ConfigError(f"{root}: names of classes differ only in their Unicode form; rename those of one split")
         first = first_readable(len(found), lambda row: decode(self.path(row), self.files[row]), root)
         self.fields = {name: field_of(decode, first, options.variable, name)}
         if classes != [""]:

@@ -68,8 +68,7 @@ _kept: ContextVar[_Kept | None] = ContextVar("kept", default=None)
 @contextmanager
 def reading_once(file: BinaryIO | None = None) -> Iterator[None]:
     """In this block, keep the columns that data sets read to choose their rows or to number their classes, and large
-    descriptions of files, so that the splits of one data set read them once. Of a file that grows (swmr), all use the
-    rows that the first one found.
+    descriptions of files, so that the splits of one data set read them once, and the rows of files that grow (swmr).
 
     file: share the columns with other processes, so that one of them reads each. A local file without a buffer that
     begins empty; each process has opened it by itself, because its lock and its position are of an open file."""
