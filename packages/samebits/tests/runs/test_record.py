@@ -165,6 +165,19 @@ def test_a_large_binary_file_is_named_and_the_rest_can_be_applied(project: Path,
     assert (home / "again/my project/src/lab/loop.py").read_text() == "changed\n"
 
 
+def test_a_folder_that_is_now_a_link_does_not_matter(
+    project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as outputs/, which is then on another disk."""
+    monkeypatch.setattr(environment, "_say", pytest.fail)
+    shutil.move(project / "data", home / "disk")
+    (project / "data").symlink_to(home / "disk")
+    diff = surroundings(project).diff
+    git(home, "clone", "-q", str(project.parent), "again")
+    git(home / "again", "apply", "-", input=diff.encode())
+    assert not (home / "again/my project/data").exists()
+
+
 def test_a_file_that_is_now_a_folder_is_in_the_patch(project: Path, home: Path) -> None:
     file = project / "src/lab/loop.py"
     file.unlink()
@@ -265,11 +278,11 @@ def without_a_commit(project: Path) -> None:
         (as_it_is, False, 2),
         (detached, False, 2),
         (ignored_by_its_user, False, 2),
-        (ignored_code, True, 9),
+        (ignored_code, True, 10),
         (with_a_stash, False, 2),
-        (beside_the_project, True, 6),
-        (within_a_submodule, True, 5),
-        (edited, True, 9),
+        (beside_the_project, True, 7),
+        (within_a_submodule, True, 6),
+        (edited, True, 10),
         (without_a_commit, True, 2),
     ],
 )

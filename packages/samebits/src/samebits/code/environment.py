@@ -203,12 +203,12 @@ def uncommitted(root: Path, entries: tuple[bytes, ...]) -> str:
             if line.startswith(b"-\t-\t") and _largest(top, name) > MOST_OF_ONE:
                 left_out.append(("changed", name))
         but = [f":(top,exclude,literal){name}" for kind, name in left_out if kind == "changed"]
-        patch = git(root, *GIT_DIFF, "HEAD", "--", ":/", *but, index=index)
-    if patch:
-        try:
-            git(top, "apply", "--check", "--reverse", "-", stdin=patch)
-        except NoAnswer as error:
-            _say(f"{DIFF}: cannot be applied, so uncommitted changes cannot be restored later: {error}")
+        if patch := git(root, *GIT_DIFF, "HEAD", "--", ":/", *but, index=index):
+            git(root, "read-tree", "HEAD", index=index)
+            try:
+                git(top, "apply", "--check", "--cached", "-", stdin=patch, index=index)
+            except NoAnswer as error:
+                _say(f"{DIFF}: cannot be applied, so uncommitted changes cannot be restored later: {error}")
     lines = (f"# {kind}, not in this patch: {name if name.isprintable() else repr(name)}\n" for kind, name in left_out)
     return os.fsdecode(patch) + "".join(lines)
 
