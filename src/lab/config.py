@@ -121,9 +121,7 @@ def check(cfg: DictConfig, trains: bool = True) -> Config:
         given_by_run(values),
         defaults=default_arguments(values),
     )
-    _check_monitor(root.monitor, values)
-    if trains and root.rules >= 4:  # a run of an older version keeps its mode
-        _check_mode(root.monitor, values)
+    _check_monitor(root.monitor, values, is_new=trains and root.rules >= 4)
     for node in optimizers.values():
         key = f"{node.key}.schedule"
         schedule = locate(PROJECT, node.options.schedule["_target_"], key)
@@ -247,18 +245,15 @@ def score_names(values: dict[str, Any], *prefixes: str) -> list[str]:
     return [f"{split}/{name}" for split in known if split.startswith(prefixes) for name in names]
 
 
-def _check_monitor(monitor: MonitorConfig, values: dict[str, Any]) -> None:
+def _check_monitor(monitor: MonitorConfig, values: dict[str, Any], is_new: bool) -> None:
     scores = score_names(values, "val") or score_names(values | {"data": {}}, "val")  # no val split: monitor is unused
     if monitor.key not in scores and not monitor.key.startswith(tuple(f"{score}/" for score in scores)):
         hint = did_you_mean(monitor.key, scores)
         raise ConfigError(f"monitor.key: no score {show(monitor.key)}{hint} (scores: {', '.join(scores)})")
-
-
-def _check_mode(monitor: MonitorConfig, values: dict[str, Any]) -> None:
     name = monitor.key.split("/")[1]
     higher = False if name == "loss" else None
     if node := (values["task"].get("metrics") or {}).get(name):
         higher = getattr(locate(PROJECT, node["_target_"], f"task.metrics.{name}"), "higher_is_better", None)
-    if higher is (monitor.mode == "min"):
+    if is_new and higher is (monitor.mode == "min"):  # a run of an older version keeps its mode
         better, mode = ("higher", "max") if higher else ("lower", "min")
         raise ConfigError(f"monitor.mode={monitor.mode}: {monitor.key} is better if {better} - set monitor.mode={mode}")
