@@ -14,10 +14,9 @@ import torch
 from common import QUICK
 from torch import Tensor
 
-from lab.config import check
 from lab.metrics.auroc import AUROC
 from lab.metrics.base import SummedMetric, as_metric, scores_of
-from lab.metrics.confusion import Confusion, ConfusionMatrix, MacroF1, MeanIoU
+from lab.metrics.confusion import ConfusionMatrix, MacroF1, MeanIoU
 from lab.program import PROGRAM
 from samebits.errors import ConfigError
 from samebits.per_sample import check_per_sample
@@ -277,23 +276,6 @@ def test_a_score_of_one_rank_only_is_refused(ranks: int, tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match=r"^task\.metrics\.f1: compute returned 0\S+ on rank 0 and 0\S+ on rank 1: "):
         start_run(tmp_path / "run", *run, *WAYS["2 ranks"])
     assert not (tmp_path / "run").exists()
-
-
-def test_the_mode_of_a_run_that_exists_is_not_checked() -> None:
-    """No override of its evaluation changes monitor.mode, and `./run verify` repeats it as it was."""
-    cfg = compose(*QUICK, "trainer.max_steps=1")
-    cfg.monitor.key = "val/accuracy"
-    with pytest.raises(ConfigError, match=r"monitor\.mode=min: val/accuracy is better if higher"):
-        check(cfg)
-    check(cfg, trains=False)
-    cfg.rules = 3
-    check(cfg)
-
-
-def test_a_metric_made_of_counts_may_be_an_error() -> None:
-    """Such as a class of a user, which need not be better if it is higher."""
-    assert not hasattr(Confusion, "higher_is_better")
-    assert all(kind.higher_is_better for kind in (MacroF1, MeanIoU, ConfusionMatrix))
 
 
 def test_a_score_that_is_drawn_is_the_same_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -470,3 +470,14 @@ def test_composing_warns_of_nothing() -> None:
     command = [sys.executable, "-W", "error", str(PROGRAM.root / "src/train.py"), "--cfg", "job", "--resolve"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, ""), "resolved, because resolvers may warn, too"
+
+
+def test_the_mode_of_a_run_that_exists_is_not_checked() -> None:
+    """No override of its evaluation changes monitor.mode, and `./run verify` repeats it as it was."""
+    cfg = compose()
+    cfg.monitor.key = "val/accuracy"
+    with pytest.raises(ConfigError, match=r"monitor\.mode=min: val/accuracy is better if higher"):
+        check(cfg)
+    check(cfg, trains=False)
+    cfg.rules = 3
+    check(cfg)
