@@ -154,7 +154,7 @@ class Dataset:
                         what = f"{file_name}: {named[field]}: {lost:.2%} of its rows have no class"
                         remedy = "to remove such rows, or a number, such as -1, to replace the class"
                         raise ConfigError(f"{what}: set {override('missing', {field: 'drop'})} {remedy}")
-            rows = self._common_length(file_name, swmr, repr((file_name, entry["group"], named)))
+            rows = self._common_length(file_name, swmr, (file_name, entry["group"], named))
             chosen: np.ndarray | range = range(rows)
             if entry.get("index") is not None:
                 key = argument(f"splits.{split}.index")
@@ -264,11 +264,11 @@ class Dataset:
         distinct, codes = once(self._files, known, read, reading.swmr, reading.external)
         return distinct, codes if self._rows is None else codes[np.asarray(self._rows)]
 
-    def _common_length(self, path: str, swmr: bool, key: str) -> int:
+    def _common_length(self, path: str, swmr: bool, key: object) -> int:
         rows = {field: len(shards[-1]) for field, shards in self._fields.items()}
         if swmr:  # a writer appends to one field after the other, and while other splits and processes open the file
             found, block = [np.array(min(rows.values()))], kept()
-            return int((found if block is None else block.find(key, lambda: found))[0])
+            return int((found if block is None else block.find(repr(key), lambda: found))[0])
         if len(set(rows.values())) > 1:
             raise ConfigError(f"{path}: fields have different numbers of rows: {rows}; they must be equal in a split")
         return next(iter(rows.values()))

@@ -33,6 +33,7 @@ from samebits.loggers.tensorboard_log import TensorBoardThread
 from samebits.loggers.wandb_log import FOLDER, OUTPUT, WandbProcess
 from samebits.project import Project
 from samebits.runs import BEFORE, changed_values, commit_resume
+from samebits.saved import NEVER_COMPARED
 from samebits.status import METRICS, new_wandb_id, read_status, write_status
 
 log = logging.getLogger("samebits")
@@ -164,8 +165,8 @@ class RunLogger(Logger):
         if keys and self._from_step:  # what is recorded, without files of the same content at another path
             known = len(changes_of(self._directory / BEFORE))
             keys = [key for change in changes_of(self._directory)[known:] for key in change.get("was", ())]
-        unlike = (*self._project.neutral_groups, "process", "name", "resume", "sweep")
-        if keys := [key for key in keys if key.split(".")[0] not in unlike]:
+        same = (*NEVER_COMPARED, *self._project.neutral_groups, "name", "process")
+        if keys := [key for key in keys if key.split(".")[0] not in same]:
             write_status(self._directory, str(read_status(self._directory)["status"]), wandb_id=new_wandb_id())
             (self._directory / MLFLOW_ID).unlink(missing_ok=True)
             self.warn(f"a new run in W&B or MLflow begins, because {', '.join(keys)} changed after lines were sent")
